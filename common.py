@@ -1,0 +1,367 @@
+"""The science: integers and held-out sets, encodings, models, schedule, metrics. No files, flags or printing.
+
+Letters: B batch, T time steps, L input length, K vocabulary, M answered steps, E embedding (and encoding)
+size, H hidden size, N state order of S4D. Inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Refused(ValueError):
+    """The user's mistake, said in one line."""
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Drawing integers: pure functions of (seed, stream, iteration), alike on every device; no generator to save
+# ------------------------------------------------------------------------------------------------------------
+
+TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # streams: what is drawn in one never depends on another
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the int64 of the same bits
+
+
+def mix(x):
+    """Scramble int64 counters into random bits, as splitmix64 ends: products wrap, masks make >> logical."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * (0x94D049BB133111EB - 2**64)
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+def key(*counters, device="cpu"):
+    """One random int64 for a tuple of counters; each is a Python integer or a 0-dimensional tensor."""
+    k = torch.zeros((), dtype=torch.int64, device=device)
+    for counter in counters:
+        k = mix(k + GOLDEN + counter)
+    return k
+
+
+def random_bits(k, shape):
+    """64 random bits for every element of `shape`: splitmix64 started at the key."""
+    n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
+    return mix(k + n * GOLDEN).view(shape)
+
+
+def scale_bits(bits, vocab):
+    """The low 32 random bits as an integer in 0..vocab-1 (bias below vocab / 2^32)."""
+    return (bits & 0xFFFFFFFF) * vocab >> 32
+
+
+def uniform_integers(k, shape, vocab):
+    return scale_bits(random_bits(k, shape), vocab)
+
+
+def hash_rows(rows):
+    """(..., W) integers -> (...) 64-bit hashes; the sum over positions of a scrambled (position, integer)."""
+    position = mix(torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device) * GOLDEN)
+    return mix(rows + position).sum(-1)
+
+
+def distinct_rows(draw, count, *counters, device="cpu"):
+    """The first `count` different rows of a stream; `draw(key, shape)` returns (*shape, W) integers."""
+    rows, attempt = None, 0
+    while rows is None or len(rows) < count:
+        more = draw(key(*counters, attempt, device=device), (count,))
+        rows = more if rows is None else torch.cat([rows, more])
+        _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
+        rows = rows[torch.from_numpy(np.sort(first)).to(device)]
+        attempt += 1
+    return rows[:count]
+
+
+class HeldOut:
+    """Sequences that training must never show, and the training draws that avoid them.
+
+    `rows` (N, W) are held out, `mass` is their share of the distribution that `draw(key, shape)` samples. A
+    training row that is held out is redrawn: all rounds of candidates are drawn together and the first
+    allowed one is taken, so that no step waits for the device. There are enough rounds that less than one
+    row in 1e18 needs the last resort, one fixed allowed row.
+    """
+
+    def __init__(self, draw, rows, mass, seed):
+        if mass > 0.5:
+            raise Refused(
+                f"{len(rows)} held-out sequences are {mass:.0%} of the training data; half is the limit"
+            )
+        self.draw, self.rows, self.seed = draw, rows, seed
+        self.hashes = hash_rows(rows).sort().values
+        self.rounds = 1 if mass == 0 else max(1, math.ceil(18 / -math.log10(mass)))
+        candidates = draw(
+            key(seed, TRAINING, 0, device=rows.device), (1024,)
+        )  # training starts at iteration 1
+        while self.contains(candidates).all():
+            candidates = draw(hash_rows(candidates)[0], (1024,))
+        self.allowed_row = candidates[~self.contains(candidates)][0]
+
+    def contains(self, rows):
+        hashes = hash_rows(rows)
+        nearest = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
+        return self.hashes[nearest] == hashes
+
+    def training_rows(self, i, batch):
+        """(batch, W) allowed rows of iteration `i` (an integer or a 0-dimensional tensor on the device)."""
+        k = key(self.seed, TRAINING, i, device=self.rows.device)
+        candidates = self.draw(k, (self.rounds, batch))  # (R, B, W)
+        candidates = torch.cat([candidates, self.allowed_row.expand(1, batch, -1)])
+        first = self.contains(candidates).logical_not().byte().argmax(0)  # (B,) the first allowed round
+        return candidates.gather(0, first[None, :, None].expand(1, -1, candidates.shape[-1]))[0]
+
+
+class Episode(NamedTuple):
+    """What a model reads and what it has to answer."""
+
+    inputs: torch.Tensor  # (B, T) integers; K is the command
+    targets: torch.Tensor  # (B, M)
+    steps: slice | torch.Tensor  # the answered steps: a slice of 0..T-1 shared by all rows, or (B, M)
+    weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0 where a short row has none
+
+    def rows(self, part):
+        """The episode of some of its rows."""
+        return Episode(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Encodings of the time step (section 3.2, Appendices C and D)
+# ------------------------------------------------------------------------------------------------------------
+
+
+def sinusoid(positions, size):
+    """(positions, size): sin and cos of t / 10000^(2i/size), interleaved, divided to unit norm (Eqs. 1-2)."""
+    t = torch.arange(positions, dtype=torch.float64)[:, None]
+    frequency = 10000 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    waves = torch.stack([(t * frequency).sin(), (t * frequency).cos()], dim=-1)  # (positions, size/2, 2)
+    return waves.flatten(1) / math.sqrt(size / 2)
+
+
+class Encoding(nn.Module):
+    """The vector of every time step: none, sin, random (fixed), learned, or dup (the embedding again).
+
+    random and learned are tables with a last position; sin has none.
+    """
+
+    def __init__(self, name, positions, size):
+        super().__init__()
+        self.name, self.size = name, size
+        if name == "sin":
+            if size % 2:
+                raise Refused(f"a sinusoidal encoding needs an even embedding size, not {size}")
+            self.register_buffer("table", sinusoid(positions, size), persistent=False)  # in double precision
+        elif name == "random":
+            self.register_buffer("table", F.normalize(torch.randn(positions, size), dim=1))
+        elif name == "learned":
+            self.table = nn.Parameter(torch.randn(positions, size))
+
+    def forward(self, time):
+        """(time, E) vectors of the steps 0..time-1, or None for none and dup."""
+        if self.name in ("none", "dup"):
+            return None
+        if time > len(self.table):
+            if self.name != "sin":
+                raise Refused(
+                    f"the {self.name} encoding has {len(self.table)} positions, the input {time} steps"
+                )
+            return sinusoid(time, self.size).to(self.table.device)
+        return self.table[:time]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Models (section 3.2): embedding -> concatenated with the encoding -> one layer -> linear readout
+# ------------------------------------------------------------------------------------------------------------
+
+
+class GRU(nn.GRU):
+    def forward(self, x, steps):
+        return select(super().forward(x)[0], steps)
+
+
+class LSTM(nn.LSTM):
+    def forward(self, x, steps):
+        return select(super().forward(x)[0], steps)
+
+
+class S4D(nn.Module):
+    """A linear map of the input, a diagonal state-space layer (Gu et al., 2022), GELU, a gated linear map."""
+
+    def __init__(self, inputs, hidden, order=64):
+        super().__init__()
+        shape = (hidden, order // 2)  # conjugate pairs: half of them is enough
+        self.project = nn.Linear(inputs, hidden)
+        self.log_dt = nn.Parameter(torch.empty(hidden).uniform_(math.log(1e-3), math.log(1e-1)))
+        self.C = nn.Parameter(torch.view_as_real(torch.randn(shape, dtype=torch.cfloat)).clone())
+        self.log_A_real = nn.Parameter(torch.full(shape, math.log(0.5)))
+        self.A_imag = nn.Parameter(math.pi * torch.arange(order // 2).float().repeat(hidden, 1))
+        self.D = nn.Parameter(torch.randn(hidden))
+        self.mix = nn.Linear(hidden, 2 * hidden)
+
+    def discretised(self):
+        """dt A and the zero-order-hold weights C (exp(dt A) - 1) / A, both (H, N/2) and complex."""
+        A = torch.complex(-self.log_A_real.exp(), self.A_imag)
+        dtA = A * self.log_dt.exp()[:, None]
+        return dtA, torch.view_as_complex(self.C) * (dtA.exp() - 1) / A
+
+    def kernel(self, time):
+        """(H, time): the layer's response to an impulse, 2 Re sum_n w_n exp(l dt A_n)."""
+        dtA, weights = self.discretised()
+        powers = (dtA[..., None] * torch.arange(time, device=dtA.device)).exp()  # (H, N/2, time)
+        return 2 * torch.einsum("hn,hnl->hl", weights, powers).real
+
+    def forward(self, x, steps):
+        u = self.project(x).permute(2, 0, 1)  # (H, T, B)
+        wanted = steps if isinstance(steps, slice) else slice(0, len(x))
+        time, (start, stop, _) = len(x), wanted.indices(len(x))
+        response = F.pad(self.kernel(time).flip(1), (0, time - 1))  # (H, 2T-1): k[T-1] .. k[0] 0 .. 0
+        toeplitz = response.unfold(1, time, 1)[:, time - stop : time - start]  # (H, M, T), last step first
+        y = (toeplitz @ u).flip(1) + self.D[:, None, None] * u[:, start:stop]  # (H, M, B)
+        h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))  # (M, B, H)
+        return h if wanted is steps else select(h, steps)
+
+
+def select(h, steps):
+    """(T, B, H) -> the answered steps, (M, B, H)."""
+    return h[steps] if isinstance(steps, slice) else h[steps.T, torch.arange(len(steps), device=h.device)]
+
+
+LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D}
+ENCODINGS = ("none", "sin", "random", "learned", "dup")
+
+
+class Model(nn.Module):
+    """The whole network; `positions` is the length of the tables of random and learned encodings."""
+
+    def __init__(self, layer, encoding, vocab, embed=512, hidden=512, positions=128, combine="concat"):
+        super().__init__()
+        if combine == "add" and encoding in ("none", "dup"):
+            raise Refused(f"combining by addition needs an encoding: {encoding} has none to add")
+        self.combine = combine
+        self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
+        self.encoding = Encoding(encoding, positions, embed)
+        self.layer = LAYERS[layer](embed if encoding == "none" or combine == "add" else 2 * embed, hidden)
+        self.readout = nn.Linear(hidden, vocab)
+
+    def represent(self, inputs):
+        """(B, T) integers -> (T, B, E or 2E), what the layer reads."""
+        tokens = self.embedding(inputs.T)
+        if self.encoding.name == "dup":
+            return torch.cat([tokens, tokens], dim=-1)
+        times = self.encoding(inputs.shape[1])
+        if times is None:
+            return tokens
+        times = times[:, None].to(tokens.dtype)
+        if self.combine == "add":
+            return tokens + times
+        return torch.cat([tokens, times.expand_as(tokens)], dim=-1)
+
+    def forward(self, inputs, steps):
+        """(B, T) integers -> (M, B, K) logits at the answered steps alone."""
+        return self.readout(self.layer(self.represent(inputs), steps))
+
+
+def loss_and_accuracy(logits, episode):
+    """Mean cross-entropy and share of right answers over an episode's answers; logits (M, B, K)."""
+    targets = episode.targets.T.flatten()
+    losses = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
+    right = (logits.detach().argmax(-1).flatten() == targets).to(losses.dtype)
+    if episode.weight is None:
+        return losses.mean(), right.mean()
+    weight = episode.weight.T.flatten().to(losses.dtype)
+    return (losses * weight).sum() / weight.sum(), (right * weight).sum() / weight.sum()
+
+
+@torch.no_grad()
+def answers(model, episode, batch):
+    """Predictions (N, M) and cross-entropies (N, M) of an episode of many rows, `batch` rows at a time."""
+    predictions, losses = [], []
+    for start in range(0, len(episode.inputs), batch):
+        part = episode.rows(slice(start, start + batch))
+        logits = model(part.inputs, part.steps).transpose(0, 1)  # (b, M, K)
+        predictions.append(logits.argmax(-1))
+        losses.append(F.cross_entropy(logits.flatten(0, 1), part.targets.flatten(), reduction="none"))
+    predictions = torch.cat(predictions)
+    return predictions, torch.cat(losses).view_as(predictions)
+
+
+def learning_rate(i, peak, warmup, iterations):
+    """The rate of iteration i = 1..N: linear warm-up, then half a cosine that ends at 0."""
+    if i <= warmup:
+        return peak * i / warmup
+    return peak / 2 * (1 + math.cos(math.pi * (i - warmup) / (iterations - warmup)))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Metrics (section 5 of the specification)
+# ------------------------------------------------------------------------------------------------------------
+
+
+def sequence_metrics(episode, predictions, losses):
+    """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance; padding never counts."""
+    targets, predictions, losses = (x.cpu().numpy() for x in (episode.targets, predictions, losses))
+    answered = (
+        np.ones(targets.shape, bool) if episode.weight is None else episode.weight.cpu().numpy().astype(bool)
+    )
+    right, lengths = predictions == targets, answered.sum(1)
+    distance = 0
+    for n in np.unique(lengths):
+        rows = lengths == n
+        distance += damerau_levenshtein(predictions[rows, :n], targets[rows, :n]).sum()
+    return {
+        "token_accuracy": float(right[answered].mean()),
+        "sequence_accuracy": float((right | ~answered).all(1).mean()),
+        "cross_entropy": float(losses[answered].mean(dtype=np.float64)),
+        "damerau_levenshtein": float(distance / len(targets)),
+    }
+
+
+def running(extreme, x):
+    """np.minimum or np.maximum accumulated along the first axis of x, in place, by doubling strides."""
+    stride = 1
+    while stride < len(x):
+        extreme(x[stride:], x[:-stride], out=x[stride:])
+        stride *= 2
+    return x
+
+
+def damerau_levenshtein(a, b):
+    """Unrestricted Damerau-Levenshtein distances of N pairs: a (N, La), b (N, Lb) -> (N,).
+
+    The algorithm of Lowrance and Wagner, a row of the table at a time for all pairs together: a transposition
+    joins the last row k < i with a_k = b_j and the last column l < j with b_l = a_i; insertions along a row
+    are a running minimum.
+    """
+    a, b = np.ascontiguousarray(np.transpose(a)), np.ascontiguousarray(np.transpose(b))  # (La, N), (Lb, N)
+    (rows, pairs), columns = a.shape, np.arange(len(b) + 1, dtype=np.int32)[:, None]
+    table = np.empty((rows + 1, *columns.shape[:1], pairs), dtype=np.int32)
+    table[0] = columns
+    width, pair = columns.size * pairs, np.arange(pairs, dtype=np.int32)
+    last_row = np.zeros(b.shape, dtype=np.int32)  # 0: no such row yet
+    last_column = np.zeros(b.shape, dtype=np.int32)
+    for i in range(1, rows + 1):
+        match = a[i - 1] == b  # (Lb, N)
+        last_column[1:] = running(np.maximum, match[:-1] * columns[1:-1])
+        before = table.reshape(-1).take(
+            (last_row - 1) * width + (last_column - 1) * pairs + pair, mode="clip"
+        )
+        transposed = before + (i - last_row) + (columns[1:] - last_column) - 1
+        transposed[(last_row == 0) | (last_column == 0)] = rows + len(b)
+        changed = np.minimum(table[i - 1, :-1] + ~match, table[i - 1, 1:] + 1)
+        table[i, 0] = i
+        table[i, 1:] = np.minimum(changed, transposed)
+        table[i] = running(np.minimum, table[i] - columns) + columns
+        last_row[match] = i
+    return table[-1, -1]
+
+
+def bootstrap_resamples(values, seed=0, resamples=10_000):
+    """Means of `resamples` draws with replacement from the values."""
+    values = np.asarray(values, dtype=np.float64)
+    return np.random.default_rng(seed).choice(values, (resamples, len(values))).mean(axis=1)
+
+
+def bootstrap_interval(values):
+    """95% percentile interval of the mean; None with fewer than two values."""
+    return (
+        tuple(np.percentile(bootstrap_resamples(values), [2.5, 97.5]).tolist()) if len(values) > 1 else None
+    )

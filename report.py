@@ -1,0 +1,256 @@
+"""Trial folders -> tables with intervals, figures, verdicts on the paper's claims.
+
+A `Figure` says what one trial contributes; `show` gathers a figure's trials, prints a table per metric with
+the mean over seeds, its 95% bootstrap interval, n and every seed's value, and draws the figure where
+matplotlib is installed.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from common import bootstrap_interval, bootstrap_resamples
+
+ENOUGH = 3  # trials on each side of a claim
+
+
+@dataclass
+class Figure:
+    title: str
+    metrics: dict  # name in the table -> function of a trial's metrics that gives one number
+    curves: Callable  # (flags, metrics) -> [(panel, y label, line, x label, xs, ys)]: what one trial draws
+    log_x: bool = False
+
+
+@dataclass
+class Claim:
+    figure: str
+    text: str
+    check: Callable  # Cells -> (True, False or None for not enough trials; the numbers)
+    where: dict = field(default_factory=dict)  # the trials it is about; not shown for a grid without any
+    scales: tuple = ("paper", "quick", "smoke")  # an absolute number is claimed at paper scale only
+
+
+class Cells:
+    """The trials of a grid, [(flags, metrics or None)], and what tables and claims ask of them."""
+
+    def __init__(self, trials):
+        self.trials = trials
+
+    def where(self, **flags):
+        """Those with these flags; a value of min or max stands for the smallest or largest of the grid."""
+        for k, v in flags.items():
+            flags[k] = v({f[k] for f, _ in self.trials}) if callable(v) and self.trials else v
+        return Cells([t for t in self.trials if all(t[0].get(k) == v for k, v in flags.items())])
+
+    def values(self, metric):
+        return [metric(metrics) for _, metrics in self.trials if metrics]
+
+    def groups(self):
+        """{flags without the seed: Cells}, in the order of the grid."""
+        found = {}
+        for flags, metrics in self.trials:
+            cell = tuple((k, v) for k, v in flags.items() if k != "seed")
+            found.setdefault(cell, Cells([])).trials.append((flags, metrics))
+        return found
+
+
+def above(threshold, metric, **where):
+    """Claim: every cell's mean is above the threshold."""
+
+    def check(cells):
+        values = {cell: c.values(metric) for cell, c in cells.where(**where).groups().items()}
+        fewest = min(map(len, values.values()), default=0)
+        if fewest < ENOUGH:
+            return None, f"n = {fewest} in the smallest of {len(values)} cells"
+        worst = min(values, key=lambda cell: np.mean(values[cell]))
+        return bool(
+            np.mean(values[worst]) > threshold
+        ), f"lowest {np.mean(values[worst]):.4f} ({describe(worst)})"
+
+    return check
+
+
+def higher(metric, better, worse, than=None, **where):
+    """Claim: `metric` of the trials with the flags `better` is above that (or `than`) of those with `worse`.
+
+    Holds where the 95% bootstrap interval of the difference of means lies above zero.
+    """
+
+    def check(cells):
+        a, b = cells.where(**where, **better), cells.where(**where, **worse)
+        if len(a.groups()) != 1 or (a.trials == b.trials and than is None):
+            return None, "the grid has nothing to compare"
+        return difference(a.values(metric), b.values(than or metric))
+
+    return check
+
+
+def not_higher(metric, a, b):
+    """Claim: no improvement. Holds where the interval of the difference does not lie above zero."""
+
+    def check(cells):
+        holds, numbers = higher(metric, a, b)(cells)
+        return None if holds is None else not holds, numbers
+
+    return check
+
+
+def difference(a, b):
+    if min(len(a), len(b)) < ENOUGH:
+        return None, f"n = {len(a)} and {len(b)}"
+    low, high = np.percentile(bootstrap_resamples(a, 0) - bootstrap_resamples(b, 1), [2.5, 97.5])
+    numbers = f"{np.mean(a):.4f} (n={len(a)}) against {np.mean(b):.4f} (n={len(b)})"
+    return bool(low > 0), f"{numbers}, difference {np.mean(a) - np.mean(b):+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def negated(metric):
+    """For `higher`: the smaller distance is the better one."""
+    return lambda metrics: -metric(metrics)
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def read_result(folder):
+    """-> (metrics or None, what is wrong with the file or None)."""
+    try:
+        metrics = json.loads((folder / "result.json").read_text())["metrics"]
+        return (metrics, None) if isinstance(metrics, dict) else (None, "no metrics")
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def describe(cell):
+    return " ".join(f"{k.replace('_', '-')} {v}" for k, v in cell)
+
+
+def table(cells, name, metric):
+    """One line per cell: its flags, mean, interval, n, every seed's value."""
+    rows = [[]]
+    for cell, trials in cells.items():
+        rows[0] = [k.replace("_", "-") for k, _ in cell] + [
+            "mean",
+            "95% interval",
+            "n",
+            f"{name} of each seed",
+        ]
+        if not (values := trials.values(metric)):
+            continue
+        interval = bootstrap_interval(values)
+        rows.append(
+            [str(v) for _, v in cell]
+            + [
+                f"{np.mean(values):.4f}",
+                "[{:.4f}, {:.4f}]".format(*interval) if interval else "-",
+                str(len(values)),
+            ]
+            + [" ".join(f"{v:.4f}" for v in values)]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  " + "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip())
+
+
+def load(trials):
+    """[(flags, folder)] -> (Cells, what is wrong with the files that cannot be read)."""
+    found, broken = [], []
+    for flags, folder in trials:
+        metrics, fault = read_result(folder)
+        found.append((flags, metrics))
+        if fault:
+            broken.append(f"{folder / 'result.json'}: {fault}")
+    return Cells(found), broken
+
+
+def show(task, scale, figures):
+    """Print and draw the figures of a task: {figure: [(flags, folder), ...]}."""
+    missing_matplotlib = False
+    for name, trials in figures.items():
+        figure = task.figures[name]
+        cells, broken = load(trials)
+        finished = sum(metrics is not None for _, metrics in cells.trials)
+        print(f"\n{name} ({scale} scale): {figure.title}. {finished} of {len(trials)} trials finished")
+        for fault in broken:
+            print(f"  cannot be read, left out: {fault}")
+        if not finished:
+            continue
+        for metric_name, metric in figure.metrics.items():
+            print()
+            table(cells.groups(), metric_name, metric)
+        print()
+        for claim in task.claims:
+            about = cells.where(**claim.where)
+            if claim.figure != name or scale not in claim.scales or not about.trials:
+                continue
+            holds, numbers = claim.check(about)
+            verdict = {True: "holds", False: "fails", None: "not enough trials"}[holds]
+            print(f"  {verdict}: {claim.text}: {numbers}")
+        try:
+            file_name = f"{task.name}-{name}" if scale == "paper" else f"{task.name}-{name}-{scale}"
+            print(f"  drawn: {draw(figure, cells, file_name)}")
+        except ImportError:
+            missing_matplotlib = True
+    if missing_matplotlib:
+        print("\nmatplotlib is not installed, so no figure was drawn (pip install matplotlib, then --report)")
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def gather(figure, cells):
+    """-> {(panel, y label): {line: {x: [value of each seed]}}} and the x labels of the panels."""
+    panels, x_labels = {}, {}
+    for flags, metrics in cells.trials:
+        for panel, y_label, line, x_label, xs, ys in figure.curves(flags, metrics) if metrics else ():
+            points = panels.setdefault((panel, y_label), {}).setdefault(line, {})
+            x_labels[panel, y_label] = x_label
+            for x, y in zip(xs, ys):
+                points.setdefault(x, []).append(y)
+    return panels, x_labels
+
+
+def draw(figure, cells, name):
+    """Means with 95% intervals, one panel per (panel, y label) -> path of the PNG; an SVG lies beside it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels, x_labels = gather(figure, cells)
+    columns = min(len(panels), 4)
+    rows = -(-len(panels) // columns)
+    picture, axes = plt.subplots(
+        rows, columns, figsize=(4 * columns, 3.2 * rows), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, ((panel, y_label), lines) in zip(axes.flat, panels.items()):
+        for line, points in lines.items():
+            xs = sorted(points) if all(not isinstance(x, str) for x in points) else list(points)
+            means = np.array([np.mean(points[x]) for x in xs])
+            intervals = [bootstrap_interval(points[x]) or (m, m) for x, m in zip(xs, means)]
+            low, high = np.array(intervals).T
+            (drawn,) = axis.plot(
+                xs, means, "o-" if len(xs) < 16 else "-", markersize=4, linewidth=1.2, label=line
+            )
+            axis.fill_between(xs, low, high, alpha=0.2, color=drawn.get_color(), linewidth=0)
+            if len(xs) < 16:
+                axis.vlines(xs, low, high, color=drawn.get_color(), linewidth=1.2)
+        if figure.log_x:
+            axis.set_xscale("log", base=2)
+        axis.set(title=panel, xlabel=x_labels[panel, y_label], ylabel=y_label)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
+    picture.suptitle(f"{figure.title} (mean, 95% interval)", fontsize="medium")
+    Path("figures").mkdir(exist_ok=True)
+    path = Path("figures") / f"{name}.png"
+    picture.savefig(path, dpi=150)
+    picture.savefig(path.with_suffix(".svg"))
+    plt.close(picture)
+    return path

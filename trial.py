@@ -1,0 +1,652 @@
+"""The life of one trial: flags, folder, training loop, checkpoints, signals, result.json; and grids of them.
+
+A task script describes itself as a `Task` and calls `main`. Everything here is the same for all of them.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import io
+import itertools
+import json
+import math
+import os
+import platform
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import common
+from common import Refused
+
+USAGE_ERROR, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 2, 3, 73, 75  # exit codes; 0 done, 1 a failure
+SEEDS = range(5)
+
+# ------------------------------------------------------------------------------------------------------------
+# What a task script provides
+# ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Task:
+    name: str  # the first folder under --out, and the script's name
+    build: Callable  # build(args, device) -> an object with training_episode(i) and evaluate(model)
+    scales: dict  # scale -> its defaults; "paper" holds what differs from the defaults of add_flags
+    grids: dict  # scale -> figure -> [{flag: value}, ...], one entry per trial (see `cross`)
+    figures: dict  # figure -> report.Figure, how to print and draw it
+    claims: list  # [report.Claim], what the paper says about these figures
+    positions: Callable  # args -> time steps of one episode, the length of random and learned encodings
+    derive: Callable  # args -> defaults that depend on other flags
+    check: (
+        Callable  # args -> None; raises Refused, with one line for the user, where flags do not fit together
+    )
+    add_flags: Callable = lambda parser: None  # the task's own flags
+
+
+def cross(**flags):
+    """All combinations: cross(model="lstm", vocab=[256, 512], seed=SEEDS) is ten trials."""
+    choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
+    return [dict(zip(flags, values)) for values in itertools.product(*choices)]
+
+
+SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5)
+
+# ------------------------------------------------------------------------------------------------------------
+# Flags
+# ------------------------------------------------------------------------------------------------------------
+
+# What cannot change a result beyond rounding, or chooses what to do. Every other flag names the folder.
+PLUMBING = {"device", "out", "save_every", "snapshot_every", "log_every", "overwrite"}
+PLUMBING |= {"scale", "list", "all", "report"}
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}\n")
+
+
+def number(kind, wanted, accept):
+    """An argparse type that says what would be right."""
+
+    def convert(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not math.isfinite(value) or not accept(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return convert
+
+
+COUNT = number(int, "a whole number of at least 1", lambda x: x >= 1)
+NATURAL = number(int, "a whole number of at least 0", lambda x: x >= 0)
+VOCAB = number(int, "a whole number from 2 to 2^31", lambda x: 2 <= x <= 2**31)
+SEED = number(int, "a whole number from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
+POSITIVE = number(float, "a finite number above 0", lambda x: x > 0)
+NOT_NEGATIVE = number(float, "a finite number of at least 0", lambda x: x >= 0)
+FRACTION = number(float, "a number in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def make_parser(task):
+    script = f"{task.name}.py"
+    parser = Parser(
+        prog=script,
+        description=sys.modules[task.build.__module__].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    flag = parser.add_argument_group("model").add_argument
+    flag("--model", choices=list(common.LAYERS), default="lstm", help="the layer (lstm)")
+    flag("--pe", choices=common.ENCODINGS, default="sin", help="encoding of the time step (sin)")
+    flag("--combine", choices=["concat", "add"], default="concat", help="encoding with embedding (concat)")
+    flag("--hidden", type=COUNT, default=512, help="size of the layer's state (512)")
+    flag("--embed", type=COUNT, default=512, help="size of the embedding, and of the encoding (512)")
+
+    group = parser.add_argument_group("data")
+    flag = group.add_argument
+    flag("--vocab", type=VOCAB, default=16384, help="number of different integers, K (%(default)s)")
+    flag("--length", type=COUNT, default=64, help="integers in the input, L (%(default)s)")
+    flag("--held-out", type=COUNT, help="test sequences, never trained on (1024)")
+    flag("--seed", type=SEED, default=0, help="draws weights, data and held-out set (0)")
+    task.add_flags(group)
+
+    flag = parser.add_argument_group("training (Adam; the defaults are the paper's)").add_argument
+    flag("--iterations", type=COUNT, default=300_000, help="batches to train on (%(default)s)")
+    flag("--batch", type=COUNT, default=512, help="sequences per iteration (512)")
+    flag("--lr", type=POSITIVE, default=1e-3, help="peak of the learning rate (0.001)")
+    flag("--warmup", type=NATURAL, help="iterations of linear warm-up (1000, or iterations/10 if less)")
+    flag("--beta2", type=FRACTION, default=0.999, help="Adam's second decay; released code: 0.98 (0.999)")
+    flag("--eps", type=NOT_NEGATIVE, default=1e-8, help="Adam's epsilon; released code: 1e-9 (1e-8)")
+    flag("--clip", type=NOT_NEGATIVE, default=1.0, help="largest gradient norm, 0: any; released code's (1)")
+
+    flag = parser.add_argument_group("this run (changes no result)").add_argument
+    flag("--device", default="auto", help="cpu, cuda, or auto: cuda where there is one (auto)")
+    flag("--out", default="runs", help="folder of all trials (runs)")
+    flag("--save-every", type=COUNT, default=5000, help="iterations between checkpoints (5000)")
+    flag("--snapshot-every", type=NATURAL, help="iterations between kept weights, 0: none")
+    flag("--log-every", type=COUNT, default=100, help="iterations per row of curve.csv (100)")
+    flag("--overwrite", action="store_true", help="delete the trial's folder and start anew")
+
+    flag = parser.add_argument_group("many trials").add_argument
+    flag("--scale", choices=list(task.scales), default="paper", help="set of defaults and grids (paper)")
+    figures = ", ".join(task.grids["paper"])
+    flag("--list", nargs="?", const="", metavar="FIGURE", help=f"print a command per trial: {figures}")
+    flag("--all", nargs="?", const="", metavar="FIGURE", help="run its trials in turn, then report")
+    flag("--report", action="store_true", help="tables, figures and claims of the trials on disk")
+    parser.set_defaults(**task.scales["paper"])
+    return parser
+
+
+def parse(task, argv):
+    """-> (parser, args, the flags given explicitly). The scale sets defaults; an explicit flag wins."""
+    parser = make_parser(task)
+    scale = parser.parse_args(argv).scale
+    parser.set_defaults(**task.scales[scale])
+    args = parser.parse_args(argv)
+    unset = object()
+    given = parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(vars(args), unset)))
+    return parser, args, {k: v for k, v in vars(given).items() if v is not unset}
+
+
+def derived_defaults(task, args):
+    return {"warmup": min(1000, args.iterations // 10), "snapshot_every": 0} | task.derive(args)
+
+
+def complete(task, args):
+    """Fill the defaults that depend on other flags, and refuse what does not fit together."""
+    for flag, value in derived_defaults(task, args).items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
+    if args.warmup > args.iterations:
+        raise Refused(f"--warmup {args.warmup} is above --iterations {args.iterations}")
+    if args.pe == "sin" and args.embed % 2:
+        raise Refused(f"--pe sin needs an even --embed (sine and cosine pairs), got {args.embed}")
+    if args.combine == "add" and args.pe in ("none", "dup"):
+        raise Refused(
+            f"--combine add needs an encoding to add; --pe {args.pe} has none (use sin, random, learned)"
+        )
+    task.check(args)
+
+
+def as_flag(name, value):
+    """One flag as command-line words; a value of True stands for the bare flag."""
+    return [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+
+
+def science(args):
+    """Every value that changes the result."""
+    return {k: v for k, v in sorted(vars(args).items()) if k not in PLUMBING}
+
+
+def trial_folder(task, args):
+    """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, for completed args."""
+    paper = vars(make_parser(task).parse_args([])) | derived_defaults(task, args)
+    named = ("model", "pe", "vocab", "length", "seed")
+    other = {k: v for k, v in science(args).items() if k not in named and v != paper[k]}
+    words = [k.replace("_", "-") + ("" if v is True else f"={v}") for k, v in other.items()]
+    name = "-".join([args.model, args.pe, f"K{args.vocab}", f"L{args.length}", *words])
+    return Path(args.out) / task.name / name / f"seed{args.seed}"
+
+
+def choose_device(name):
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise Refused(f"unknown --device {name!r} (choose from auto, cpu, cuda)")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise Refused("--device cuda, but PyTorch finds no CUDA device here (use --device cpu)")
+    return torch.device(name)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Files: written to a temporary name, synced, renamed
+# ------------------------------------------------------------------------------------------------------------
+
+
+def write(path, data, keep=None):
+    """Replace `path` whole or not at all; what was there before is renamed to `keep`."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data if isinstance(data, bytes) else data.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    if keep and path.exists():
+        os.replace(path, keep)
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def write_json(path, content):
+    write(path, json.dumps(content, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def reported_if_disk_fails(what):
+    try:
+        yield
+    except OSError as error:
+        print(f"could not save {what}: {error}", file=sys.stderr, flush=True)
+
+
+def pack(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def unpack(path, device):
+    """A checkpoint; an exception of some kind for a torn or altered one."""
+    if (damaged := zipfile.ZipFile(path).testzip()) is not None:
+        raise OSError(f"wrong checksum of {damaged}")
+    return torch.load(path, map_location=device, weights_only=True)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Training
+# ------------------------------------------------------------------------------------------------------------
+
+
+class State:
+    """What a checkpoint holds: the model, its optimizer, and how far they are."""
+
+    def __init__(self, task, args, device):
+        torch.manual_seed(args.seed)
+        self.model = common.Model(
+            args.model, args.pe, args.vocab, args.embed, args.hidden, task.positions(args), args.combine
+        ).to(device)
+        betas = (0.9, args.beta2)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=0.0, betas=betas, eps=args.eps, fused=True
+        )
+        self.iteration, self.seconds = 0, 0.0
+        self.sums = torch.zeros(
+            3, dtype=torch.float64, device=device
+        )  # loss, accuracy, gradient norm since last row
+        self.rows = []  # of curve.csv
+
+    def row(self, rate):
+        """A row of curve.csv: means since the last row."""
+        n = self.iteration - (self.rows[-1][0] if self.rows else 0)
+        loss, accuracy, _ = (self.sums / n).tolist()
+        return [self.iteration, loss, accuracy, rate, round(self.seconds, 3)]
+
+    def save(self, folder):
+        """last.pt becomes previous.pt. A full disk costs this save: training goes on, older ones stay."""
+        content = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sums": self.sums,
+        }
+        content |= {"iteration": self.iteration, "seconds": self.seconds, "rows": self.rows}
+        lines = [
+            "iteration,loss,accuracy,learning_rate,seconds",
+            *(",".join(map(repr, row)) for row in self.rows),
+        ]
+        with reported_if_disk_fails(f"iteration {self.iteration}"):
+            write(folder / "last.pt", pack(content), keep=folder / "previous.pt")
+            write(folder / "curve.csv", "\n".join(lines) + "\n")
+
+    def load(self, path):
+        saved = unpack(path, self.sums.device)
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.sums.copy_(saved["sums"])
+        self.iteration, self.seconds, self.rows = saved["iteration"], saved["seconds"], saved["rows"]
+
+    def snapshot(self, folder):
+        path = folder / "snapshots" / f"{self.iteration:06d}.pt"
+        with reported_if_disk_fails(path.name):
+            path.parent.mkdir(exist_ok=True)
+            write(path, pack(self.model.state_dict()))
+
+
+def resume(task, args, device, folder):
+    """Continue from last.pt, else previous.pt, else the start: data depend on (seed, i), so all agree."""
+    for path in (folder / "last.pt", folder / "previous.pt"):
+        state = State(task, args, device)
+        try:
+            state.load(path)
+        except FileNotFoundError:
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever a torn file raises, an older checkpoint will do
+            print(f"{path} cannot be used: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        print(f"continuing from {path.name}, iteration {state.iteration}")
+        return state
+    print("starting at iteration 0")
+    return State(task, args, device)
+
+
+class NotFinite(Exception):
+    pass
+
+
+def train(state, data, args, folder):
+    """The training loop. Yields the rate of each iteration: its caller may stop, or advance other trials."""
+    parameters = list(state.model.parameters())
+    started = time.perf_counter() - state.seconds
+    checked = state.iteration  # loss and gradient were finite up to here
+    while state.iteration < args.iterations:
+        i = state.iteration + 1
+        rate = common.learning_rate(i, args.lr, args.warmup, args.iterations)
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate
+
+        episode = data.training_episode(i)
+        loss, accuracy = common.loss_and_accuracy(state.model(episode.inputs, episode.steps), episode)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, args.clip or math.inf)
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        state.sums += torch.stack([loss.detach(), accuracy, norm])  # no waiting: it stays on the device
+        state.iteration, state.seconds = i, time.perf_counter() - started
+
+        log = i % args.log_every == 0 or i == args.iterations
+        snapshot = args.snapshot_every and i % args.snapshot_every == 0
+        save = i % args.save_every == 0 or i == args.iterations
+        if log or snapshot or save:
+            if not state.sums.isfinite().all():
+                raise NotFinite(f"loss or gradient not finite between iterations {checked + 1} and {i}")
+            checked = i
+        if log:
+            state.rows.append(state.row(rate))
+            state.sums.zero_()
+        if snapshot:
+            state.snapshot(folder)
+        if save:
+            state.save(folder)
+        yield rate
+
+
+# ------------------------------------------------------------------------------------------------------------
+# One trial from beginning to end
+# ------------------------------------------------------------------------------------------------------------
+
+
+def git(*words):
+    """What git prints, or None without git or outside a repository."""
+    try:
+        here = Path(__file__).parent
+        return subprocess.run(
+            ["git", *words], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def provenance(task, args, words, state, device):
+    status = git("status", "--porcelain", "--untracked-files=no")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+    return {
+        "task": task.name,
+        "config": science(args),
+        "argv": words,
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": None if status is None else status != "",
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "parameters": sum(p.numel() for p in state.model.parameters()),
+    }
+
+
+def peak_memory(device):
+    """Bytes: of the card's allocations, or of the process so far (with --all: the largest trial so far)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def show_metrics(metrics):
+    """The metrics in plain words; of those by condition or length, the mean of each."""
+    for name, value in metrics.items():
+        print(f"{name.replace('_', ' ')}:", end="")
+        for part, numbers in value.items() if isinstance(value, dict) else [("", value)]:
+            print(f" {part} {np.mean(numbers):.4f}".replace("  ", " "), end="")
+        print()
+
+
+def refuse_other_flags(folder, args):
+    """A folder's name holds every flag that matters, so this catches edited files and changed defaults."""
+    try:
+        before = json.loads((folder / "config.json").read_text())["config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # none yet, or torn: the folder's name vouches for it
+    now = science(args)
+    differ = [k for k in sorted(before | now) if before.get(k) != now.get(k)]
+    if differ:
+        what = ", ".join(f"--{k.replace('_', '-')} {before.get(k)} there, {now.get(k)} here" for k in differ)
+        raise Refused(f"{folder} was made with other flags: {what} (--overwrite starts anew)")
+
+
+def finished(folder):
+    """The content of result.json, or None where there is none that can be read."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        return result if result["metrics"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def say_finished(folder, result):
+    print(f"{folder} is finished:")
+    show_metrics(result["metrics"])
+    return 0
+
+
+class Stop:
+    """Set by SIGTERM, SIGINT or SIGUSR1: the trial ends its iteration, saves, and exits with 75."""
+
+    requested = False
+
+    def __call__(self, number, frame):
+        self.requested = True
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C stops at once
+        print(f"\n{signal.Signals(number).name}: saving after this iteration", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def stop_signals():
+    stop = Stop()
+    before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield stop
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def run(task, args, words, stop):
+    """One trial with completed args, from where it is to result.json -> exit code."""
+    folder = trial_folder(task, args)
+    if not args.overwrite:
+        refuse_other_flags(folder, args)
+        if result := finished(folder):
+            return say_finished(folder, result)
+    device = choose_device(args.device)
+    data = task.build(args, device)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "w")  # noqa: SIM115 - held until this function returns
+    except OSError as error:
+        raise Refused(f"cannot write to --out {args.out}: {error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{folder} is being run by another process", file=sys.stderr)
+            return RUNNING_ELSEWHERE
+        if args.overwrite:
+            clear(folder)
+        elif result := finished(folder):  # by another process, since we looked
+            return say_finished(folder, result)
+        return run_locked(task, args, words, stop, folder, device, data)
+
+
+def clear(folder):
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+
+
+def run_locked(task, args, words, stop, folder, device, data):
+    state = resume(task, args, device, folder)
+    origin = provenance(task, args, words, state, device)
+    if not (folder / "config.json").exists():
+        write_json(folder / "config.json", origin)
+    print(
+        f"{folder}: {origin['parameters']:,} parameters on {origin['device']}, {origin['threads']} threads",
+        flush=True,
+    )
+    progress = Progress(state, args)
+    try:
+        for rate in train(state, data, args, folder):
+            progress.show(rate)
+            if stop.requested and state.iteration < args.iterations:
+                state.save(folder)
+                print(f"stopped at iteration {state.iteration}; the same command continues", file=sys.stderr)
+                return STOPPED
+    except NotFinite as error:
+        print(f"{error}; the last good checkpoint is kept in {folder}", file=sys.stderr)
+        return NOT_FINITE
+    state.model.eval()
+    result = origin | {
+        "metrics": data.evaluate(state.model),
+        "iterations": state.iteration,
+        "seconds": round(state.seconds, 3),
+        "iterations_per_second": round(state.iteration / state.seconds, 3),
+        "peak_memory_bytes": peak_memory(device),
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    show_metrics(result["metrics"])
+    write_json(folder / "result.json", result)
+    return 0
+
+
+class Progress:
+    """On a terminal one live line; elsewhere one line for every row of curve.csv."""
+
+    def __init__(self, state, args):
+        self.state, self.args, self.live = state, args, sys.stdout.isatty()
+        self.shown, self.rows = 0.0, len(state.rows)
+        self.start = (state.iteration, state.seconds)
+
+    def show(self, rate):
+        state, now = self.state, time.perf_counter()
+        last = state.iteration == self.args.iterations
+        if self.live and (now - self.shown > 0.5 or last):
+            fresh = bool(state.rows) and state.rows[-1][0] == state.iteration
+            self.line(state.rows[-1] if fresh else state.row(rate), "\r", "\n" if last else "\x1b[K")
+            self.shown = now
+        elif not self.live and len(state.rows) > self.rows:
+            self.line(state.rows[-1], "", "\n")
+        self.rows = len(state.rows)
+
+    def line(self, row, before, after):
+        done, seconds = self.state.iteration - self.start[0], self.state.seconds - self.start[1]
+        speed = done / seconds
+        left = datetime.timedelta(seconds=round((self.args.iterations - row[0]) / speed))
+        text = f"iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
+        print(f"{before}{text}  {speed:.1f} it/s  {left} left", end=after, flush=True)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Grids of trials, and the command line
+# ------------------------------------------------------------------------------------------------------------
+
+
+def grid(task, args, given, figure):
+    """-> [(the grid's flags, command words, completed args)] of a figure's trials, or of all figures' for ''.
+
+    A given flag that the grid sets too keeps only the trials that agree; the others go into every command.
+    """
+    grids = task.grids[args.scale]
+    if figure and figure not in grids:
+        raise Refused(f"unknown figure {figure!r} (choose from {', '.join(grids)})")
+    trials = {}
+    for flags in grids[figure] if figure else itertools.chain(*grids.values()):
+        if all(flags.get(k, v) == v for k, v in given.items()):
+            carried = {k: v for k, v in given.items() if k not in {"list", "all", "report", *flags}}
+            chosen = argparse.Namespace(**(vars(args) | flags))
+            complete(task, chosen)
+            words = [w for k, v in (flags | carried).items() for w in as_flag(k, v)]
+            trials.setdefault(trial_folder(task, chosen), (flags, words, chosen))
+    if not trials:
+        raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
+    return list(trials.values())
+
+
+def run_all(task, trials, stop):
+    """Every trial in turn -> the worst exit code; a stopped one ends it all."""
+    worst = 0
+    for number, (_, words, args) in enumerate(trials, 1):
+        print(f"[{number}/{len(trials)}] python {task.name}.py {shlex.join(words)}", flush=True)
+        try:
+            code = run(task, args, words, stop)
+        except Refused as error:
+            print(f"{task.name}.py: error: {error}", file=sys.stderr)
+            code = USAGE_ERROR
+        except Exception:  # noqa: BLE001 - one broken trial must not stop the others
+            traceback.print_exc()
+            code = 1
+        if code == STOPPED or stop.requested:
+            return STOPPED
+        if code != RUNNING_ELSEWHERE:
+            worst = max(worst, code)
+    return worst
+
+
+def main(task, report, argv=None):
+    """A task's command line; `report(task, scale, {figure: [(flags, folder)]})` prints and draws."""
+    parser, args, given = parse(task, argv)
+
+    def report_on(figures):
+        found = {
+            f: [(flags, trial_folder(task, a)) for flags, _, a in grid(task, args, given, f)] for f in figures
+        }
+        report(task, args.scale, found)
+
+    try:
+        if args.list is not None:
+            for _, words, _ in grid(task, args, given, args.list):
+                print(f"python {task.name}.py {shlex.join(words)}")
+            return 0
+        with stop_signals() as stop:
+            if args.all is not None:
+                code = run_all(task, grid(task, args, given, args.all), stop)
+                if code != STOPPED:
+                    report_on([args.all] if args.all else task.grids[args.scale])
+                return code
+            if args.report:
+                report_on(task.grids[args.scale])
+                return 0
+            complete(task, args)
+            words = [w for k, v in given.items() for w in as_flag(k, v)]
+            return run(task, args, words, stop)
+    except Refused as error:
+        parser.error(error)
+    except OSError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
