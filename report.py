@@ -115,14 +115,15 @@ def negated(metric):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def read_result(folder):
-    """-> (metrics or None, what is wrong with the file or None)."""
+def read_result(figure, flags, folder):
+    """-> (metrics or None, what is wrong with the file or None); a file is good if the figure can use it."""
     try:
         metrics = json.loads((folder / "result.json").read_text())["metrics"]
-        return (metrics, None) if isinstance(metrics, dict) else (None, "no metrics")
+        _ = [metric(metrics) for metric in figure.metrics.values()], list(figure.curves(flags, metrics))
+        return metrics, None
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others are still reported
         return None, f"{type(error).__name__}: {error}"
 
 
@@ -157,11 +158,11 @@ def table(cells, name, metric):
         print("  " + "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip())
 
 
-def load(trials):
+def load(figure, trials):
     """[(flags, folder)] -> (Cells, what is wrong with the files that cannot be read)."""
     found, broken = [], []
     for flags, folder in trials:
-        metrics, fault = read_result(folder)
+        metrics, fault = read_result(figure, flags, folder)
         found.append((flags, metrics))
         if fault:
             broken.append(f"{folder / 'result.json'}: {fault}")
@@ -173,7 +174,7 @@ def show(task, scale, figures):
     missing_matplotlib = False
     for name, trials in figures.items():
         figure = task.figures[name]
-        cells, broken = load(trials)
+        cells, broken = load(figure, trials)
         finished = sum(metrics is not None for _, metrics in cells.trials)
         print(f"\n{name} ({scale} scale): {figure.title}. {finished} of {len(trials)} trials finished")
         for fault in broken:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
+import functools
 import io
 import itertools
 import json
@@ -40,7 +41,7 @@ SEEDS = range(5)
 # ------------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # compared and cached by identity
 class Task:
     name: str  # the first folder under --out, and the script's name
     build: Callable  # build(args, device) -> an object with training_episode(i) and evaluate(model)
@@ -183,6 +184,11 @@ def complete(task, args):
     task.check(args)
 
 
+@functools.cache
+def paper_defaults(task):
+    return vars(make_parser(task).parse_args([]))
+
+
 def as_flag(name, value):
     """One flag as command-line words; a value of True stands for the bare flag."""
     return [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
@@ -195,9 +201,9 @@ def science(args):
 
 def trial_folder(task, args):
     """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, for completed args."""
-    paper = vars(make_parser(task).parse_args([])) | derived_defaults(task, args)
+    usual = paper_defaults(task) | derived_defaults(task, args)
     named = ("model", "pe", "vocab", "length", "seed")
-    other = {k: v for k, v in science(args).items() if k not in named and v != paper[k]}
+    other = {k: v for k, v in science(args).items() if k not in named and v != usual[k]}
     words = [k.replace("_", "-") + ("" if v is True else f"={v}") for k, v in other.items()]
     name = "-".join([args.model, args.pe, f"K{args.vocab}", f"L{args.length}", *words])
     return Path(args.out) / task.name / name / f"seed{args.seed}"
@@ -643,8 +649,7 @@ def main(task, report, argv=None):
                 report_on(task.grids[args.scale])
                 return 0
             complete(task, args)
-            words = [w for k, v in given.items() for w in as_flag(k, v)]
-            return run(task, args, words, stop)
+            return run(task, args, sys.argv[1:] if argv is None else argv, stop)
     except Refused as error:
         parser.error(error)
     except OSError as error:

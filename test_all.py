@@ -1,0 +1,1161 @@
+"""Everything, small, on a CPU: python test_all.py [NAME ...]. Also collectable by pytest.
+
+    python test_all.py --fixture FILE     # the comparison with the released code alone, on another such file
+
+Numbers are compared with an independent way to get them: the released code's own (released_code.npz), brute
+force, a recurrence for a convolution. Torture trials are forked from this process, of one thread.
+"""
+
+import contextlib
+import csv
+import fcntl
+import importlib.util
+import io
+import itertools
+import json
+import math
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import unittest
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import common
+import report
+import reverse
+import trial
+
+HERE = Path(__file__).resolve().parent
+FIXTURE = HERE / "released_code.npz"
+MODELS, ENCODINGS = list(common.LAYERS), common.ENCODINGS
+Skip = unittest.SkipTest
+torch.set_num_threads(1)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Helpers
+# ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def workplace():
+    """A new working directory, removed afterwards."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield Path(folder)
+        finally:
+            os.chdir(before)
+
+
+def cli(words, task=reverse.TASK):
+    """A task's command line in this process -> (exit code, stdout, stderr)."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = trial.main(task, report.show, shlex.split(words))
+        except SystemExit as stop:
+            code = stop.code
+    return code, out.getvalue(), err.getvalue()
+
+
+def fork(words, limit=None, task=reverse.TASK):
+    """The command line in a child process; `limit`: the largest file it may write."""
+    sys.stdout.flush()
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        log = os.open("child.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if limit:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        code = trial.main(task, report.show, shlex.split(words))
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:  # noqa: BLE001 - a child must never return into the test run
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(child):
+    """The child's exit code, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.002)
+
+
+def args_of(words, task=reverse.TASK):
+    """Completed args of a command line."""
+    _, args, _ = trial.parse(task, shlex.split(words))
+    trial.complete(task, args)
+    return args
+
+
+def data_of(words):
+    return reverse.Reverse(args_of(words), torch.device("cpu"))
+
+
+def close(got, wanted, tolerance):
+    got, wanted = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (got, wanted))
+    assert got.shape == wanted.shape, (got.shape, wanted.shape)
+    error = ((got - wanted).abs().max() / wanted.abs().max()).item()
+    assert error <= tolerance, f"relative error {error:.3g} above {tolerance:.3g}"
+
+
+def chi_square_is_clean(counts, expected):
+    """The statistic of a good sampler stays within five deviations; its mean is its degrees of freedom."""
+    counts, expected = np.asarray(counts, float), np.asarray(expected, float)
+    freedom = len(counts) - 1
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    assert abs(statistic - freedom) < 5 * math.sqrt(2 * freedom), (statistic, freedom)
+
+
+def outcome(folder):
+    """What must not depend on interruptions: weights, metrics, curve.csv but for its seconds."""
+    folder = Path(folder)
+    weights = torch.load(folder / "last.pt", weights_only=True)["model"]
+    with open(folder / "curve.csv") as file:
+        curve = [row[:4] for row in csv.reader(file)]
+    metrics = json.loads((folder / "result.json").read_text())["metrics"]
+    return {k: v.numpy().tobytes() for k, v in weights.items()}, metrics, curve
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The released code's numbers
+# ------------------------------------------------------------------------------------------------------------
+
+RNN_WEIGHTS = dict(w_ih="weight_ih_l0", w_hh="weight_hh_l0", b_ih="bias_ih_l0", b_hh="bias_hh_l0")
+S4D_WEIGHTS = dict(in_proj_w="project.weight", in_proj_b="project.bias", mix_w="mix.weight", mix_b="mix.bias")
+S4D_WEIGHTS |= dict(log_dt="log_dt", C="C", log_A_real="log_A_real", A_imag="A_imag", D="D")
+
+
+def fixture_cases(path=FIXTURE):
+    """{case: {name: tensor}}"""
+    cases = {}
+    with np.load(path) as file:
+        for name in file.files:
+            case, key = name.split("/")
+            cases.setdefault(case, {})[key] = torch.from_numpy(file[name])
+    assert cases, f"{path} holds no case"
+    return cases
+
+
+def fixture_model(case, numbers):
+    """The suite's model with the weights of a case."""
+    kind, encoding = case.split("-")
+    (vocab, hidden), embed = numbers["readout_w"].shape, numbers["embedding"].shape[1]
+    positions = numbers["tokens"].shape[1]
+    model = common.Model(kind, encoding, vocab, embed, hidden, positions)
+    names = RNN_WEIGHTS
+    if kind == "s4d":
+        names = S4D_WEIGHTS
+        model.layer = common.S4D(numbers["in_proj_w"].shape[1], hidden, 2 * numbers["A_imag"].shape[1])
+    state = {f"layer.{ours}": numbers[theirs] for theirs, ours in names.items()}
+    state |= {"embedding.weight": numbers["embedding"]}
+    state |= {"readout.weight": numbers["readout_w"], "readout.bias": numbers["readout_b"]}
+    if "pe" in numbers:
+        state["encoding.table"] = numbers["pe"]
+    model.to(numbers["embedding"].dtype).load_state_dict(state)
+    return model
+
+
+def check_fixture(path):
+    checked = []
+    for case, numbers in fixture_cases(path).items():
+        tolerance = 2e-5 if case.startswith("s4d") else 1e-9
+        model, tokens = fixture_model(case, numbers), numbers["tokens"]
+        length = tokens.shape[1] // 2
+        close(model(tokens, slice(0, 2 * length)).transpose(0, 1), numbers["logits"], tolerance)
+        episode = common.Episode(tokens, tokens[:, :length].flip(1), slice(length, 2 * length))
+        loss, _ = common.loss_and_accuracy(model(tokens, episode.steps), episode)
+        loss.backward()
+        close(loss, numbers["loss"], tolerance)
+        close(
+            torch.cat([p.grad.flatten() for p in model.parameters()]).norm(), numbers["grad_norm"], tolerance
+        )
+        if "grad_embedding" in numbers:
+            close(model.embedding.weight.grad, numbers["grad_embedding"], tolerance)
+        checked.append(case)
+    return checked
+
+
+def test_released_code_gives_the_same_numbers():
+    checked = check_fixture(FIXTURE)
+    wanted = {f"{m}-{pe}" for m in ("gru", "lstm") for pe in ENCODINGS} | {"s4d-none", "s4d-sin"}
+    assert set(checked) == wanted
+
+
+def test_fixture_check_can_fail():
+    with workplace() as folder:
+        numbers = dict(np.load(FIXTURE))
+        numbers["lstm-sin/w_hh"] = numbers["lstm-sin/w_hh"] * (1 + 1e-6)
+        np.savez(folder / "wrong.npz", **numbers)
+        try:
+            check_fixture(folder / "wrong.npz")
+        except AssertionError:
+            return
+        raise AssertionError("a weight off by a millionth was not noticed")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Data
+# ------------------------------------------------------------------------------------------------------------
+
+
+def plain_integers(counters, count, vocab):
+    """common.uniform_integers(common.key(...)) in Python's own integers."""
+    mask = 2**64 - 1
+
+    def mix(x):
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        return x ^ x >> 31
+
+    k = 0
+    for counter in counters:
+        k = mix(k + 0x9E3779B97F4A7C15 + counter & mask)
+    bits = [mix(k + n * 0x9E3779B97F4A7C15 & mask) for n in range(1, 1 + count)]
+    return [(b & 0xFFFFFFFF) * vocab >> 32 for b in bits]
+
+
+def test_integers_are_splitmix64():
+    for counters in [(0,), (5, 1, 300_000), (2**32 - 1, 2, 7)]:
+        got = common.uniform_integers(common.key(*counters), (3, 50), 16384)
+        assert got.flatten().tolist() == plain_integers(counters, 150, 16384)
+
+
+def test_batch_depends_on_seed_and_iteration_alone():
+    one, two = data_of("--vocab 50 --length 6 --seed 3"), data_of("--vocab 50 --length 6 --seed 3")
+    later = one.held_out.training_rows(7, 40)
+    for i in range(3):
+        one.held_out.training_rows(i, 40)
+    assert torch.equal(later, two.held_out.training_rows(torch.tensor(7), 40))
+    assert torch.equal(one.held_out.rows, two.held_out.rows)
+    other = data_of("--vocab 50 --length 6 --seed 4").held_out
+    assert not torch.equal(later, other.training_rows(7, 40)) and not torch.equal(
+        one.held_out.rows, other.rows
+    )
+    assert not torch.equal(later, one.held_out.training_rows(8, 40))
+
+
+def test_batch_is_the_same_on_cuda():
+    if not torch.cuda.is_available():
+        raise Skip("no CUDA device")
+    for flags in ("", "--min-length 3", "--dual-freq"):
+        args = args_of(f"--vocab 50 --length 6 {flags}")
+        on = [reverse.Reverse(args, torch.device(d)) for d in ("cpu", "cuda")]
+        for part in ("inputs", "targets"):
+            cpu, cuda = (getattr(data.training_episode(11), part).cpu() for data in on)
+            assert torch.equal(cpu, cuda)
+
+
+def test_integers_are_uniform():
+    for vocab in (2, 7, 1000):
+        draws = data_of(f"--vocab {vocab} --length 64 --batch 512 --held-out 1").held_out
+        rows = torch.cat([draws.training_rows(i, 512) for i in range(1, 21)])
+        chi_square_is_clean(torch.bincount(rows.flatten(), minlength=vocab), [rows.numel() / vocab] * vocab)
+    pairs = (rows[:, :-1] % 10 * 10 + rows[:, 1:] % 10).flatten()  # neighbours are independent
+    chi_square_is_clean(torch.bincount(pairs, minlength=100), [pairs.numel() / 100] * 100)
+
+
+def test_held_out_sequences_are_never_trained_on():
+    for flags in (
+        "--vocab 2 --length 4 --held-out 8",
+        "--vocab 3 --length 3 --held-out 13",
+        "--vocab 4 --length 4 --min-length 2 --held-out 5",
+        "--vocab 4 --length 3 --dual-freq --held-out 12",
+    ):
+        data = data_of(flags)
+        held_out = set(map(tuple, data.held_out.rows.tolist()))
+        assert len(held_out) == len(data.held_out.rows), "held-out sequences differ"
+        collisions, seen = 0, set()
+        for i in range(1, 101):
+            raw = data.draw(common.key(0, common.TRAINING, i), (1, 512))[0]
+            collisions += sum(tuple(row) in held_out for row in raw.tolist())
+            seen |= set(map(tuple, data.held_out.training_rows(i, 512).tolist()))
+        assert collisions > 2000, collisions
+        assert not seen & held_out and len(seen) > 3, flags
+
+
+def test_redrawn_rows_are_uniform_over_the_allowed_ones():
+    data = data_of("--vocab 2 --length 4 --held-out 8")
+    rows = torch.cat([data.held_out.training_rows(i, 512) for i in range(1, 41)])
+    counts = Counter(map(tuple, rows.tolist()))
+    assert len(counts) == 8
+    chi_square_is_clean(list(counts.values()), [len(rows) / 8] * 8)
+
+
+def test_dual_frequency_follows_the_formulas():
+    vocab = 16
+    data = data_of(f"--vocab {vocab} --length 64 --dual-freq")
+    rows = torch.cat([data.held_out.training_rows(i, 512) for i in range(1, 11)])
+    expected = [7 / 8 * 2 / vocab] * 8 + [1 / 8 * 2 / vocab] * 8
+    chi_square_is_clean(torch.bincount(rows.flatten(), minlength=vocab), np.array(expected) * rows.numel())
+
+
+def test_dual_frequency_test_set():
+    data = data_of("--vocab 16 --length 6 --dual-freq --held-out 120")
+    episode, rows = data.test_episode(), data.held_out.rows
+    assert len(set(map(tuple, rows.tolist()))) == 120
+    cells = itertools.product(reverse.CONDITIONS, range(6), range(5))
+    for row, target, step, (condition, position, _) in zip(rows, episode.targets, episode.steps, cells):
+        kinds = ["rare" if x >= 8 else "frequent" for x in row.tolist()]
+        wanted, disturbants = condition.split("/")
+        assert kinds.pop(position) == wanted and set(kinds) == {disturbants}
+        assert target.item() == row[position] and step.item() == 2 * 6 - 1 - position
+
+
+def test_dual_frequency_mass():
+    rows = torch.tensor(list(itertools.product(range(4), repeat=3)))
+    assert abs(reverse.dual_frequency_mass(rows, 4) - 1) < 1e-12
+    one = torch.tensor([[0, 3, 1]])
+    assert abs(reverse.dual_frequency_mass(one, 4) - (7 / 16) ** 2 * (1 / 16)) < 1e-15
+
+
+def test_episode_by_brute_force():
+    for flags in ("", "--min-length 1", "--min-length 3"):
+        data = data_of(f"--vocab 9 --length 5 --batch 300 --held-out 2 {flags}")
+        episode, lengths = data.training_episode(1), Counter()
+        for b in range(300):
+            row = [x for x in episode.inputs[b].tolist() if x < 9]
+            n = len(row)
+            lengths[n] += 1
+            assert episode.inputs[b].tolist() == row + [9] * (10 - n)
+            steps = list(range(5, 10)) if isinstance(episode.steps, slice) else episode.steps[b].tolist()
+            weight = [1] * 5 if episode.weight is None else episode.weight[b].tolist()
+            answers = [(s, t) for s, t, w in zip(steps, episode.targets[b].tolist(), weight) if w]
+            assert answers == [(n + j, row[n - 1 - j]) for j in range(n)]
+        allowed = data.lengths()
+        chi_square_is_clean([lengths[n] for n in allowed] + [1], [300 / len(allowed)] * len(allowed) + [1])
+
+
+def test_worked_example_of_the_docstring():
+    lines = re.findall(r"^ +(?:in|out) +((?:[\d_.] )+[\d_.])", reverse.__doc__, re.MULTILINE)
+    read, answer = (line.split() for line in lines)
+    rows = torch.tensor([[int(x) for x in read if x != "_"]])
+    data = data_of("--vocab 9 --length 3 --held-out 2")
+    episode = data.episode(rows)
+    assert episode.inputs[0].tolist() == [9 if x == "_" else int(x) for x in read]
+    assert episode.targets[0].tolist() == [int(x) for x in answer[episode.steps]]
+    assert all(x == "." for x in answer[: episode.steps.start])
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Models, encodings, schedule
+# ------------------------------------------------------------------------------------------------------------
+
+
+def test_sinusoid_is_equation_1():
+    size = 6
+    for t, row in enumerate(common.sinusoid(300, size)):
+        for i in range(size // 2):
+            angle = t / 10000 ** (2 * i / size)
+            assert abs(row[2 * i] - math.sin(angle) / math.sqrt(size / 2)) < 1e-12
+            assert abs(row[2 * i + 1] - math.cos(angle) / math.sqrt(size / 2)) < 1e-12
+    assert torch.allclose(common.sinusoid(1000, 512).norm(dim=1), torch.ones(1000, dtype=torch.float64))
+
+
+def test_encodings_beyond_their_table():
+    tokens = torch.zeros(1, 7, dtype=torch.int64)
+    for pe in ("random", "learned"):
+        model = common.Model("gru", pe, 5, 4, 4, positions=6)
+        assert model(tokens[:, :6], slice(0, 6)).shape == (6, 1, 5)
+        try:
+            model(tokens, slice(0, 7))
+        except common.Refused as error:
+            assert "6" in str(error) and "7" in str(error)
+        else:
+            raise AssertionError(f"{pe} answered for a position it does not have")
+    model = common.Model("gru", "sin", 5, 4, 4, positions=6)
+    longer = common.Model("gru", "sin", 5, 4, 4, positions=7)
+    longer.load_state_dict(model.state_dict())
+    assert torch.equal(model(tokens, slice(0, 7)), longer(tokens, slice(0, 7)))
+
+
+def test_random_encoding_is_on_the_sphere_fixed_and_saved():
+    encoding = common.Encoding("random", 2000, 3)
+    assert torch.allclose(encoding.table.norm(dim=1), torch.ones(2000))
+    assert encoding.table.mean(0).abs().max() < 0.06  # uniform: no preferred direction
+    assert list(encoding.state_dict()) == ["table"] and not list(encoding.parameters())
+
+
+def test_parameter_counts():
+    """dup has as many parameters as sin; learned adds its table; adding needs no wider input."""
+    vocab, embed, hidden, positions = 11, 6, 5, 8
+
+    def count(pe, combine="concat", model="lstm"):
+        built = common.Model(model, pe, vocab, embed, hidden, positions, combine)
+        return sum(p.numel() for p in built.parameters())
+
+    plain = (vocab + 1) * embed + 4 * hidden * (embed + hidden + 2) + vocab * (hidden + 1)
+    assert count("none") == plain
+    assert count("sin") == count("dup") == count("random") == plain + 4 * hidden * embed
+    assert count("learned") == count("sin") + positions * embed
+    assert count("sin", "add") == plain and count("learned", "add") == plain + positions * embed
+    s4d = embed * hidden + hidden + hidden * (1 + 1 + 32 * 4) + 2 * hidden * (hidden + 1)
+    assert count("none", model="s4d") == (vocab + 1) * embed + s4d + vocab * (hidden + 1)
+
+
+def test_combine_add_is_a_sum():
+    tokens = torch.randint(0, 6, (2, 5))
+    for pe in ("sin", "random", "learned"):
+        model = common.Model("gru", pe, 5, 4, 3, 5, "add")
+        wanted = model.embedding(tokens).transpose(0, 1) + model.encoding(5).float()[:, None]
+        assert torch.equal(model.represent(tokens), wanted)
+
+
+def test_s4d_convolution_is_its_recurrence():
+    torch.manual_seed(1)
+    layer, time = common.S4D(3, 4, order=6).double(), 9
+    x = torch.randn(time, 2, 3, dtype=torch.float64)
+    A = torch.complex(-layer.log_A_real.exp(), layer.A_imag)
+    dt = layer.log_dt.exp()[:, None]
+    decay = (A * dt).exp()  # state <- exp(dt A) state + (exp(dt A) - 1)/A u, y = 2 Re C state + D u
+    state, outputs = torch.zeros(2, 4, 3, dtype=torch.complex128), []
+    for u in layer.project(x):
+        state = decay * state + (decay - 1) / A * u[..., None]
+        y = 2 * (torch.view_as_complex(layer.C) * state).sum(-1).real + layer.D * u
+        outputs.append(torch.nn.functional.glu(layer.mix(torch.nn.functional.gelu(y))))
+    outputs = torch.stack(outputs)
+    close(layer(x, slice(0, time)), outputs, 1e-10)
+    close(layer(x, slice(4, 7)), outputs[4:7], 1e-10)
+    steps = torch.tensor([[0, 8], [3, 5]])
+    close(layer(x, steps), torch.stack([outputs[steps[b], b] for b in range(2)], 1), 1e-10)
+
+
+def test_steps_of_every_row():
+    tokens, steps = torch.randint(0, 6, (3, 8)), torch.tensor([[1, 7], [0, 2], [5, 5]])
+    for kind in MODELS:
+        model = common.Model(kind, "sin", 5, 4, 4, 8)
+        everything = model(tokens, slice(0, 8))
+        wanted = torch.stack([everything[steps[b], b] for b in range(3)], 1)
+        close(model(tokens, steps), wanted, 1e-5)
+
+
+def test_loss_counts_answers_only():
+    data = data_of("--vocab 9 --length 5 --batch 20 --held-out 2 --min-length 1")
+    episode = data.training_episode(1)
+    logits = torch.randn(5, 20, 9, dtype=torch.float64)
+    loss, accuracy = common.loss_and_accuracy(logits, episode)
+    answers = [
+        (logits[m, b], episode.targets[b, m]) for b in range(20) for m in range(5) if episode.weight[b, m]
+    ]
+    close(loss, sum(-x.log_softmax(0)[t] for x, t in answers) / len(answers), 1e-12)
+    close(accuracy, sum((x.argmax() == t).item() for x, t in answers) / len(answers), 1e-12)
+
+
+def test_learning_rate_is_the_formula():
+    peak, warmup, n = 1e-3, 1000, 300_000
+    cosine = lambda i: peak / 2 * (1 + math.cos(math.pi * (i - warmup) / (n - warmup)))
+    wanted = {0: 0, 1: peak / 1000, 1000: peak, 1001: cosine(1001), n // 2: cosine(n // 2), n: 0}
+    for i, rate in wanted.items():
+        assert abs(common.learning_rate(i, peak, warmup, n) - rate) < 1e-18, i
+    assert common.learning_rate(1, peak, 0, 10) < peak and common.learning_rate(10, peak, 10, 10) == peak
+
+
+def test_first_step_moves_every_parameter():
+    for kind, pe in itertools.product(MODELS, ENCODINGS):
+        args = args_of(f"--scale smoke --model {kind} --pe {pe} --lr 0.1 --warmup 1")
+        state = trial.State(reverse.TASK, args, torch.device("cpu"))
+        data = reverse.Reverse(args, torch.device("cpu"))
+        before = {k: v.clone() for k, v in state.model.named_parameters()}
+        optimised = [id(p) for group in state.optimizer.param_groups for p in group["params"]]
+        assert sorted(optimised) == sorted(id(p) for p in state.model.parameters())
+        with workplace() as folder:
+            next(trial.train(state, data, args, folder))
+        still = [k for k, v in state.model.named_parameters() if torch.equal(v, before[k])]
+        assert not still, (kind, pe, still)
+
+
+def test_training_step_is_adam_by_hand():
+    """The loop's first three iterations against Adam, clipping and the schedule written out."""
+    args = args_of("--scale smoke --model gru --lr 0.01 --clip 0.05 --beta2 0.98 --eps 1e-9")
+    state = trial.State(reverse.TASK, args, torch.device("cpu"))
+    data = reverse.Reverse(args, torch.device("cpu"))
+    plain = trial.State(reverse.TASK, args, torch.device("cpu")).model
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in plain.parameters()]
+    with workplace() as folder:
+        for i, _ in zip(range(1, 4), trial.train(state, data, args, folder)):
+            episode = data.training_episode(i)
+            loss, _ = common.loss_and_accuracy(plain(episode.inputs, episode.steps), episode)
+            gradients = torch.autograd.grad(loss, list(plain.parameters()))
+            norm = math.sqrt(sum((g**2).sum().item() for g in gradients))
+            rate = common.learning_rate(i, 0.01, 2, 20)
+            for p, g, (m, v) in zip(plain.parameters(), gradients, moments):
+                g = g * min(1, 0.05 / (norm + 1e-6))
+                m.mul_(0.9).add_(0.1 * g)
+                v.mul_(0.98).add_(0.02 * g**2)
+                p.data -= rate * m / (1 - 0.9**i) / ((v / (1 - 0.98**i)).sqrt() + 1e-9)
+    for (name, p), q in zip(plain.named_parameters(), state.model.parameters()):
+        assert torch.allclose(p, q, atol=2e-5), name
+
+
+class Watch(TorchDispatchMode):
+    """Records the operations that make a host wait for its device, and the sizes of matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits, self.largest = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"):
+            self.waits.append(func.name())
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+def test_an_iteration_never_waits_and_reads_out_answers_only():
+    for kind, flags in itertools.product(MODELS, ("", "--min-length 2", "--dual-freq --held-out 160")):
+        args = args_of(
+            f"--scale smoke --model {kind} --vocab 900 --length 20 --batch 7 --held-out 64 {flags}"
+        )
+        state = trial.State(reverse.TASK, args, torch.device("cpu"))
+        data = reverse.Reverse(args, torch.device("cpu"))
+        with workplace() as folder, Watch() as watch:
+            next(trial.train(state, data, args, folder))
+        assert not watch.waits, watch.waits
+        assert watch.largest == 7 * 20 * 900, "the largest tensor is the logits of B*L answers"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Metrics
+# ------------------------------------------------------------------------------------------------------------
+
+
+def slow_damerau_levenshtein(a, b):
+    """The textbook's table with its dictionary of last rows, one cell at a time."""
+    infinite, last = len(a) + len(b), {}
+    table = {(-1, -1): infinite}
+    for i in range(len(a) + 1):
+        table[i, -1], table[i, 0] = infinite, i
+    for j in range(len(b) + 1):
+        table[-1, j], table[0, j] = infinite, j
+    for i in range(1, len(a) + 1):
+        column = 0
+        for j in range(1, len(b) + 1):
+            k, m = last.get(b[j - 1], 0), column
+            cost = a[i - 1] != b[j - 1]
+            if not cost:
+                column = j
+            table[i, j] = min(
+                table[i - 1, j - 1] + cost,
+                table[i, j - 1] + 1,
+                table[i - 1, j] + 1,
+                table[k - 1, m - 1] + (i - k - 1) + 1 + (j - m - 1),
+            )
+        last[a[i - 1]] = i
+    return table[len(a), len(b)]
+
+
+def random_pairs(groups, size):
+    """Groups of pairs of one shape: small and large alphabets, unrelated and shuffled content."""
+    rng = np.random.default_rng(7)
+    for n in range(groups):
+        (rows, columns), alphabet = rng.integers(1, 65, 2), (2, 4, 20, 1000)[n % 4]
+        a, b = rng.integers(0, alphabet, (size, rows)), rng.integers(0, alphabet, (size, columns))
+        if n % 3 == 0:  # related: neighbours swapped, a few replaced
+            b = a.copy()
+            for row in b:
+                rng.shuffle(row[: 1 + len(row) // 4])
+                row[rng.integers(len(row))] = rng.integers(alphabet)
+        yield a, b
+
+
+def test_damerau_levenshtein_by_hand():
+    pairs = [([1, 2], [2, 1], 1), ([1, 2, 3], [3, 1], 2), ([1, 2, 3, 4], [2, 1, 4, 3], 2), ([1], [1], 0)]
+    for a, b, wanted in [*pairs, ([3, 1], [1, 2, 3], 2)]:  # CA -> ABC: 2, unrestricted only
+        assert common.damerau_levenshtein([a], [b]).tolist() == [wanted], (a, b)
+
+
+def test_damerau_levenshtein_is_the_textbooks():
+    for a, b in random_pairs(24, 4):
+        wanted = [slow_damerau_levenshtein(x, y) for x, y in zip(a.tolist(), b.tolist())]
+        assert common.damerau_levenshtein(a, b).tolist() == wanted
+
+
+def test_damerau_levenshtein_is_rapidfuzz():
+    if not importlib.util.find_spec("rapidfuzz"):
+        raise Skip("rapidfuzz is not installed")
+    from rapidfuzz.distance import DamerauLevenshtein
+
+    for a, b in random_pairs(100, 100):
+        wanted = [DamerauLevenshtein.distance(x, y) for x, y in zip(a.tolist(), b.tolist())]
+        assert common.damerau_levenshtein(a, b).tolist() == wanted
+
+
+def test_damerau_levenshtein_is_fast():
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 256, (1024, 64))
+    b = np.where(rng.random(a.shape) < 0.3, rng.integers(0, 256, a.shape), a)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        common.damerau_levenshtein(a, b)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.2, times
+
+
+def test_sequence_metrics_by_hand():
+    episode = common.Episode(
+        None, torch.tensor([[1, 2, 3], [4, 5, 0]]), None, torch.tensor([[1, 1, 1], [1, 1, 0]])
+    )
+    predictions = torch.tensor(
+        [[2, 1, 3], [4, 5, 9]]
+    )  # neighbours swapped; right, and a last one that is padding
+    losses = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]])
+    metrics = common.sequence_metrics(episode, predictions, losses)
+    wanted = dict(token_accuracy=3 / 5, sequence_accuracy=1 / 2, cross_entropy=3.0, damerau_levenshtein=1 / 2)
+    assert metrics == wanted, metrics
+
+
+def test_evaluation_does_not_depend_on_the_batch():
+    for flags in ("", "--min-length 3", "--dual-freq --held-out 128"):
+        found = []
+        for batch in (5, 512):
+            args = args_of(f"--scale smoke --held-out 40 --batch {batch} {flags}")
+            state = trial.State(reverse.TASK, args, torch.device("cpu"))
+            found.append(reverse.Reverse(args, torch.device("cpu")).evaluate(state.model))
+        small, large = (dict(metrics) for metrics in found)
+        assert abs(small.pop("cross_entropy") - large.pop("cross_entropy")) < 1e-6
+        assert small == large
+        if "min-length" in flags:
+            mean = np.mean([small["by_length"][str(n)] * n for n in range(3, 9)]) / np.mean(range(3, 9))
+            assert abs(mean - small["token_accuracy"]) < 1e-12
+        if "dual" in flags:
+            assert {k: len(v) for k, v in small["by_condition"].items()} == dict.fromkeys(
+                reverse.CONDITIONS, 8
+            )
+
+
+def test_bootstrap_interval():
+    assert common.bootstrap_interval([0.5]) is None
+    assert common.bootstrap_interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
+    values = np.random.default_rng(3).normal(size=200)
+    low, high = common.bootstrap_interval(values)
+    spread = 1.96 * values.std() / math.sqrt(200)
+    assert abs(low - (values.mean() - spread)) < 0.02 and abs(high - (values.mean() + spread)) < 0.02
+    assert common.bootstrap_interval(values) == (low, high), "the same every time"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The life of a trial
+# ------------------------------------------------------------------------------------------------------------
+
+LONG = "--scale smoke --model lstm --iterations 400 --save-every 30 --log-every 20 --held-out 64"
+
+
+def undisturbed(words=LONG, cache={}):  # noqa: B006 - a cache on purpose
+    """The outcome of a trial that nothing interrupts, and the seconds it took."""
+    if words not in cache:
+        with workplace() as folder:
+            start = time.monotonic()
+            assert wait(fork(words)) == 0, Path("child.log").read_text()
+            cache[words] = outcome(trial_of(folder)), time.monotonic() - start
+    return cache[words]
+
+
+def trial_of(folder):
+    (found,) = Path(folder).glob("runs/*/*/seed*")
+    return found
+
+
+def finish(folder):
+    """Run LONG to its end and compare."""
+    assert wait(fork(LONG)) == 0, Path("child.log").read_text()
+    assert outcome(trial_of(folder)) == undisturbed()[0]
+
+
+def stop_after_a_save(signal_number):
+    child = fork(LONG)
+    wait_for(lambda: list(Path().glob("runs/*/*/seed*/last.pt")))
+    os.kill(child, signal_number)
+    return wait(child)
+
+
+def test_stopped_by_signals():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        with workplace() as folder:
+            assert stop_after_a_save(number) == trial.STOPPED
+            saved = torch.load(trial_of(folder) / "last.pt", weights_only=True)
+            assert 30 <= saved["iteration"] < 400 and not (trial_of(folder) / "result.json").exists()
+            finish(folder)
+            code, out, _ = cli(LONG)
+            assert code == 0 and "is finished" in out and "token accuracy" in out
+
+
+def test_killed_at_random_moments():
+    _, seconds = undisturbed()
+    rng = np.random.default_rng(11)
+    with workplace() as folder:
+        for _ in range(6):
+            child = fork(LONG)
+            time.sleep(rng.uniform(0.05, 0.5) * seconds)
+            os.kill(child, signal.SIGKILL)
+            assert wait(child) in (-signal.SIGKILL, 0)
+        finish(folder)
+
+
+def test_full_disk():
+    with workplace() as folder:
+        assert stop_after_a_save(signal.SIGTERM) == trial.STOPPED
+        kept = (trial_of(folder) / "last.pt").read_bytes()
+        child = fork(LONG, limit=3000)  # too little for a checkpoint
+        wait_for(lambda: "could not save" in Path("child.log").read_text())
+        os.kill(child, signal.SIGTERM)
+        assert wait(child) == trial.STOPPED
+        assert (trial_of(folder) / "last.pt").read_bytes() == kept
+        finish(folder)
+
+
+def test_full_disk_at_the_end():
+    """Without room for checkpoints a trial still ends with its result; without any room it says so."""
+    words = "--scale smoke --held-out 32"
+    with workplace() as folder:
+        assert wait(fork(words, limit=3000)) == 0
+        assert (trial_of(folder) / "result.json").exists() and not (trial_of(folder) / "last.pt").exists()
+    with workplace():
+        assert wait(fork(words, limit=100)) == 1
+        assert "File too large" in Path("child.log").read_text()
+        assert "Traceback" not in Path("child.log").read_text()
+
+
+def test_torn_checkpoints():
+    def truncate(path):
+        path.write_bytes(path.read_bytes()[:-1000])
+
+    def flip(path):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    for damage, files in [
+        (truncate, ["last.pt"]),
+        (flip, ["last.pt"]),
+        (truncate, ["last.pt", "previous.pt"]),
+    ]:
+        with workplace() as folder:
+            assert stop_after_a_save(signal.SIGTERM) == trial.STOPPED
+            if not (trial_of(folder) / "previous.pt").exists():
+                shutil.copy(trial_of(folder) / "last.pt", trial_of(folder) / "previous.pt")
+            for name in files:
+                damage(trial_of(folder) / name)
+            Path("child.log").unlink()
+            finish(folder)
+            log = Path("child.log").read_text()
+            expected = "starting at iteration 0" if len(files) == 2 else "continuing from previous.pt"
+            assert "last.pt cannot be used" in log and expected in log, log
+
+
+def test_other_flags_are_refused():
+    words = "--scale smoke --held-out 32"
+    with workplace() as folder:
+        assert cli(words)[0] == 0
+        config = json.loads((trial_of(folder) / "config.json").read_text())
+        config["config"] |= {"lr": 0.5, "beta2": 0.5}
+        (trial_of(folder) / "config.json").write_text(json.dumps(config))
+        code, _, err = cli(words)
+        assert code == 2 and "--lr 0.5" in err and "--beta2 0.5" in err and err.count("\n") == 1
+        assert cli(words + " --overwrite")[0] == 0
+        assert cli(words)[0] == 0
+
+
+def test_second_process_leaves():
+    with workplace() as folder:
+        child = fork(LONG)
+        wait_for(lambda: list(Path().glob("runs/*/*/seed*/last.pt")))
+        code, _, err = cli(LONG)
+        assert code == trial.RUNNING_ELSEWHERE and "another process" in err
+        code, _, err = cli(LONG + " --overwrite")
+        assert code == trial.RUNNING_ELSEWHERE
+        assert wait(child) == 0
+        assert outcome(trial_of(folder)) == undisturbed()[0]
+
+
+def test_not_finite_stops():
+    words = "--scale smoke --held-out 32 --lr 1e38 --warmup 10 --save-every 1"
+    with workplace() as folder:
+        code, _, err = cli(words)
+        assert code == trial.NOT_FINITE and re.search(r"between iterations \d+ and \d+", err), err
+        assert not (trial_of(folder) / "result.json").exists()
+        for path in trial_of(folder).glob("*.pt"):
+            weights = torch.load(path, weights_only=True)["model"]
+            assert all(v.isfinite().all() for v in weights.values()), "the checkpoint kept is good"
+        assert cli(words)[0] == trial.NOT_FINITE
+
+
+def test_files_of_a_trial():
+    with workplace() as folder:
+        code, _, _ = cli("--scale smoke --dual-freq --pe random --lr 0.5")
+        assert code == 0
+        found = trial_of(folder)
+        assert found.relative_to(folder).as_posix() == (
+            "runs/reverse/lstm-random-K8-L8-batch=8-dual-freq-embed=16-held-out=32-hidden=16-iterations=20-lr=0.5/seed0"
+        )
+        result = json.loads((found / "result.json").read_text())
+        named = (
+            "task config metrics iterations seconds iterations_per_second peak_memory_bytes parameters device"
+        )
+        for key in f"{named} torch python commit dirty argv finished".split():
+            assert key in result, key
+        assert result["config"]["warmup"] == 2 and result["iterations"] == 20
+        assert result["argv"] == shlex.split("--scale smoke --dual-freq --pe random --lr 0.5")
+        assert sorted(p.name for p in (found / "snapshots").iterdir()) == [
+            f"{i:06}.pt" for i in (5, 10, 15, 20)
+        ]
+        last = torch.load(found / "last.pt", weights_only=True)["model"]
+        snapshot = torch.load(found / "snapshots" / "000020.pt", weights_only=True)
+        assert all(torch.equal(last[k], snapshot[k]) for k in last) and last.keys() == snapshot.keys()
+        with open(found / "curve.csv") as file:
+            rows = list(csv.DictReader(file))
+        assert [int(r["iteration"]) for r in rows] == [5, 10, 15, 20] and list(rows[0]) == [
+            "iteration", "loss", "accuracy", "learning_rate", "seconds",
+        ]  # fmt: skip
+        assert float(rows[-1]["learning_rate"]) == 0
+
+
+def test_curve_is_the_mean_since_the_last_row():
+    with workplace() as folder:
+        curves = []
+        for every in (1, 5):
+            assert cli(f"--scale smoke --held-out 32 --log-every {every} --overwrite")[0] == 0
+            with open(trial_of(folder) / "curve.csv") as file:
+                curves.append([[float(x) for x in r.values()] for r in csv.DictReader(file)])
+        for n, row in enumerate(curves[1]):
+            part = np.array(curves[0][5 * n : 5 * n + 5])
+            assert row[0] == part[-1, 0] and np.allclose(row[1:3], part[:, 1:3].mean(0), rtol=1e-6)
+
+
+def test_seeds_differ_and_repeat():
+    with workplace() as folder:
+        for out, seed in (("a", 0), ("b", 0), ("c", 1)):
+            assert cli(f"--scale smoke --held-out 32 --seed {seed} --out {out}")[0] == 0
+        found = {out: outcome(next(folder.glob(f"{out}/*/*/seed*"))) for out in "abc"}
+        assert found["a"] == found["b"] and found["a"][0] != found["c"][0]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Command line
+# ------------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "--vocab 1": "--vocab",
+    "--embed 7": "even",
+    "--length 4 --min-length 5": "--min-length 5 is above --length 4",
+    "--vocab 2 --length 3": "8 sequences",
+    "--vocab 2 --length 3 --held-out 5": "half is the limit",
+    "--batch 0": "--batch",
+    "--batch x": "--batch",
+    "--model transformer": "--model",
+    "--pe rotary": "--pe",
+    "--list fig99": "fig99",
+    "--all fig99": "fig99",
+    "--list fig2 --vocab 31": "no trial",
+    "--device tpu": "--device",
+    "--lr -1": "--lr",
+    "--lr nan": "--lr",
+    "--lr inf": "--lr",
+    "--warmup 11 --iterations 10": "--warmup 11 is above --iterations 10",
+    "--vocab 15 --dual-freq": "odd",
+    "--dual-freq --min-length 3": "--min-length",
+    "--dual-freq --held-out 100": "multiple",
+    "--dual-freq --vocab 2 --length 3 --held-out 12": "only 1 exist",
+    "--seed -1": "--seed",
+    "--save-every 0": "--save-every",
+    "--beta2 1": "--beta2",
+    "--beta2 -0.1": "--beta2",
+    "--clip -1": "--clip",
+    "--held-out 0": "--held-out",
+    "--combine add --pe none": "--combine",
+    "--combine add --pe dup": "--combine",
+    "--out file": "--out",
+    "--out file/deeper": "--out",
+    "--unknown": "--unknown",
+    "--iterations": "--iterations",
+}
+
+
+def test_bad_input_is_refused_in_one_line():
+    with workplace() as folder:
+        Path("file").write_text("not a folder")
+        if not torch.cuda.is_available():
+            REFUSED["--device cuda"] = "no CUDA device"
+        for words, said in REFUSED.items():
+            code, out, err = cli("--scale smoke " + words)
+            assert code == 2 and err.count("\n") == 1 and said in err and not out, (words, code, out, err)
+            assert [p.name for p in folder.iterdir()] == ["file"], words
+
+
+def test_defaults_are_the_papers():
+    args = args_of("")
+    wanted = dict(model="lstm", pe="sin", vocab=16384, length=64, seed=0, hidden=512, embed=512, batch=512)
+    wanted |= dict(iterations=300_000, warmup=1000, lr=1e-3, beta2=0.999, eps=1e-8, clip=1.0, held_out=1024)
+    assert wanted.items() <= vars(args).items()
+    assert trial.trial_folder(reverse.TASK, args) == Path("runs/reverse/lstm-sin-K16384-L64/seed0")
+    assert args_of("--iterations 500").warmup == 50
+    dual = args_of("--dual-freq")
+    assert dual.held_out == 4096 and dual.snapshot_every == 5000
+
+
+def test_folder_names_hold_what_changes_results():
+    def name(words):
+        return trial.trial_folder(reverse.TASK, args_of(words)).parent.name
+
+    plain = "lstm-sin-K16384-L64"
+    for same in (
+        "--save-every 7",
+        "--log-every 3",
+        "--snapshot-every 9",
+        "--device cpu",
+        "--warmup 1000",
+        "--overwrite",
+    ):
+        assert name(same) == plain
+    names = [
+        name(x)
+        for x in ("--lr 0.1", "--warmup 7", "--min-length 3", "--dual-freq", "--clip 0", "--combine add")
+    ]
+    assert len(set(names) | {plain}) == 7, names
+    assert name("--scale quick").startswith("lstm-sin-K") and "hidden=" in name("--scale quick")
+    assert name("--min-length 32") == f"{plain}-min-length=32"
+
+
+def test_list_and_its_filters():
+    def listed(words):
+        code, out, _ = cli(words)
+        assert code == 0
+        return out.splitlines()
+
+    sizes = {"fig2": 180, "fig3": 30, "fig11": 10, "fig12": 15, "fig13": 20, "fig14": 20, "section4.1": 15}
+    for figure, trials in sizes.items():
+        lines = listed(f"--list {figure}")
+        assert len(lines) == len(set(lines)) == trials, (figure, len(lines))
+    shared = 5 * (2 + 2 + 2 + 1)  # fig2 holds parts of 12, 13 and 4.1; fig11 part of 14
+    assert len(listed("--list")) == sum(sizes.values()) - shared
+    assert listed("--list fig2 --model gru --vocab 32 --seed 3 --pe sin") == [
+        "python reverse.py --model gru --pe sin --vocab 32 --seed 3"
+    ]
+    carried = listed(
+        "--list fig2 --model gru --vocab 32 --seed 3 --pe sin --out 'a b' --beta2 0.98 --scale paper"
+    )
+    assert carried[0].endswith("--scale paper") or "--beta2 0.98" in carried[0]
+    _, args, given = trial.parse(reverse.TASK, shlex.split(carried[0])[2:])
+    assert args.out == "a b" and given["beta2"] == 0.98
+    for scale in ("quick", "smoke"):
+        for figure in reverse.GRIDS[scale]:
+            for line in listed(f"--scale {scale} --list {figure}"):
+                args_of(" ".join(line.split()[2:]))  # every command is accepted
+    assert len(listed("--scale smoke --list fig2")) >= 8
+
+
+def test_all_goes_on_and_ends_with_the_worst_code():
+    with workplace():
+        words = "--scale smoke --all fig12"
+        none, dup = (
+            trial.trial_folder(reverse.TASK, args_of(f"--scale smoke --pe {pe}")) for pe in ("none", "dup")
+        )
+        none.parent.mkdir(parents=True)
+        none.write_text("a file where a folder is expected")
+        dup.mkdir(parents=True)
+        with open(dup / "lock", "w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # as another process would
+            code, out, err = cli(words)
+            assert code == 2 and "cannot write" in err and "another process" in err
+            assert "fig12 (smoke scale)" in out and "1 of 3 trials finished" in out
+            none.unlink()
+            code, out, err = cli(words)
+            assert code == 0 and out.count("is finished") == 1 and "2 of 3 trials finished" in out
+        assert "3 of 3 trials finished" in cli(words)[1]
+
+
+def test_all_skips_what_runs_elsewhere_and_stops_at_once():
+    words = "--scale smoke --all fig13 --held-out 32 --iterations 3000 --save-every 50"
+    with workplace() as folder:
+        child = fork(words)
+        wait_for(lambda: list(Path().glob("runs/*/*/seed*/last.pt")))
+        os.kill(child, signal.SIGTERM)
+        assert wait(child) == trial.STOPPED
+        assert len(list(folder.glob("runs/*/*/seed*"))) == 1, "the next trial was not begun"
+        child = fork(words)  # holds the first trial again
+        time.sleep(0.3)
+        code, _, err = cli(words.replace("--all fig13", "--pe none --vocab 8"))
+        os.kill(child, signal.SIGKILL)
+        wait(child)
+        assert code == trial.RUNNING_ELSEWHERE, err
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Report
+# ------------------------------------------------------------------------------------------------------------
+
+
+def made_up_results(figure, scale, value):
+    """result.json files of a figure whose metrics are value(flags)."""
+    _, args, given = trial.parse(reverse.TASK, ["--scale", scale])
+    for flags, _, chosen in trial.grid(reverse.TASK, args, given, figure):
+        folder = trial.trial_folder(reverse.TASK, chosen)
+        folder.mkdir(parents=True)
+        trial.write_json(folder / "result.json", {"metrics": value(flags)})
+
+
+def simple(accuracy):
+    return dict(
+        token_accuracy=accuracy, sequence_accuracy=0, cross_entropy=1, damerau_levenshtein=10 - 10 * accuracy
+    )
+
+
+def test_report_of_fig2():
+    def value(flags):
+        loss = 0.01 * math.log2(flags["vocab"]) * (1 if flags["pe"] == "none" else 0.1)
+        return simple(1 - loss - 0.001 * flags["seed"])
+
+    with workplace() as folder:
+        made_up_results("fig2", "paper", value)
+        code, out, _ = cli("--report")
+        assert code == 0 and "180 of 180 trials finished" in out
+        row = next(line for line in out.splitlines() if re.match(r" +lstm +none +16384", line))
+        assert "0.8580" in row and re.search(r" 5 +0.8600 0.8590 0.8580 0.8570 0.8560$", row), row
+        low, high = map(float, re.search(r"\[(.*?), (.*?)\]", row).groups())
+        assert 0.856 <= low < 0.858 < high <= 0.860
+        holds = [line for line in out.splitlines() if line.startswith("  holds")]
+        assert len(holds) == 11 and "  fails" not in out
+        assert "not installed" in out or (folder / "figures" / "reverse-fig2.png").exists()
+    with workplace():
+        made_up_results("fig2", "paper", lambda flags: simple(0.5 + 0.01 * flags["seed"]))
+        _, out, _ = cli("--report")
+        assert len([line for line in out.splitlines() if line.startswith("  fails")]) == 11, out
+
+
+def test_report_of_every_figure():
+    def value(flags):
+        accuracy = 0.9 if flags["pe"] == "none" else 0.99
+        metrics = simple(accuracy + 0.001 * flags["seed"])
+        metrics["by_length"] = {str(n): accuracy for n in range(4, 9)}
+        return metrics | {"by_condition": {c: [accuracy] * 8 for c in reverse.CONDITIONS}}
+
+    with workplace() as folder:
+        for figure in reverse.FIGURES:
+            for path in folder.glob("runs"):
+                shutil.rmtree(path)
+            made_up_results(figure, "paper", value)
+            code, out, _ = cli("--report")
+            assert code == 0, figure
+            finished = len(reverse.GRIDS["paper"][figure])
+            assert f"\n{figure} (paper scale)" in out and f"{finished} of {finished} trials finished" in out
+            if importlib.util.find_spec("matplotlib"):
+                for suffix in (".png", ".svg"):
+                    assert (folder / "figures" / f"reverse-{figure}{suffix}").stat().st_size > 5000
+
+
+def test_report_names_broken_files():
+    with workplace():
+        made_up_results("fig13", "smoke", lambda flags: simple(0.5))
+        paths = sorted(Path().glob("runs/*/*/seed0/result.json"))
+        paths[0].write_text('{"metrics": {"token_acc')
+        paths[1].write_text("[1, 2]")
+        paths[2].write_text('{"metrics": {"other": 1}}')
+        paths[3].with_name("stray.json").write_text("{}")
+        code, out, _ = cli("--scale smoke --report")
+        assert code == 0 and all(str(p) in out for p in paths[:3]), out
+        assert "1 of 4 trials finished" in out
+
+
+def test_claims_need_trials():
+    cells = report.Cells(
+        [({"pe": pe, "seed": s}, {"a": x + s}) for pe, x in (("none", 0), ("sin", 9)) for s in range(3)]
+    )
+    check = report.higher(lambda m: m["a"], {"pe": "sin"}, {"pe": "none"})
+    assert check(cells)[0] is True
+    assert report.higher(lambda m: m["a"], {"pe": "none"}, {"pe": "sin"})(cells)[0] is False
+    fewer = report.Cells([t if t[0]["seed"] else (t[0], None) for t in cells.trials])
+    assert check(fewer)[0] is None and "n = 2 and 2" in check(fewer)[1]
+    assert report.above(8, lambda m: m["a"], pe="sin")(cells)[0] is True
+    assert report.above(8, lambda m: m["a"])(cells)[0] is False
+    assert report.above(8, lambda m: m["a"])(fewer)[0] is None
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The README
+# ------------------------------------------------------------------------------------------------------------
+
+
+def readme_commands():
+    blocks = re.findall(r"```(?:\w*)\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    lines = [line.split("#")[0].split("&&")[-1].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("python ")]
+
+
+def test_readme_commands_run():
+    commands = readme_commands()
+    assert len(commands) >= 5
+    tasks = {"reverse.py": reverse.TASK}
+    with workplace():
+        for command in dict.fromkeys(commands):
+            _, script, *words = shlex.split(command)
+            if script == "test_all.py":
+                continue
+            if "--scale" in words:
+                words[words.index("--scale") + 1] = "smoke"
+            else:
+                words += ["--scale", "smoke"]
+            code, _, err = cli(shlex.join(words), tasks[script])
+            assert code == 0, (command, code, err)
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def main(words):
+    """Run the tests whose names hold one of the words -> exit code."""
+    if words[:1] == ["--fixture"]:
+        for case in check_fixture(words[1]):
+            print(f"{case}: logits, loss and gradients agree")
+        return 0
+    counts = Counter()
+    for name, test in list(globals().items()):
+        if not name.startswith("test_") or (words and not any(word in name for word in words)):
+            continue
+        start = time.monotonic()
+        try:
+            test()
+            said = "passed"
+        except Skip as reason:
+            said = "skipped"
+            name = f"{name} ({reason})"
+        except Exception:  # noqa: BLE001 - any exception is a failure
+            said = "failed"
+            traceback.print_exc()
+        counts[said] += 1
+        print(f"{said} {time.monotonic() - start:6.2f} s  {name}", flush=True)
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    print(f"{counts['passed']} passed, {counts['failed']} failed{skipped}")
+    return 1 if counts["failed"] or not counts["passed"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
