@@ -19,10 +19,20 @@ ENOUGH = 3  # trials on each side of a claim
 
 @dataclass
 class Figure:
+    """Drawn with a panel per model and metric, a line per encoding and the flag `x` below; or, with `curves`, the
+    lines (panel, line, {x: accuracy}) that curves(flags, metrics) yields for every trial."""
+
     title: str
-    metrics: dict  # name in the table -> function of a trial's metrics that gives one number
-    curves: Callable  # (flags, metrics) -> [(panel, y label, line, x label, xs, ys)]: what one trial draws
-    log_x: bool = False
+    metrics: dict  # name -> function of a trial's metrics that gives one number
+    x: str
+    curves: Callable | None = None
+
+    def lines(self, flags, metrics):
+        """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
+        if self.curves:
+            return [(panel, "accuracy", line, points) for panel, line, points in self.curves(flags, metrics)]
+        panel, line, x = flags["model"].upper(), flags["pe"], flags[self.x]
+        return [(panel, name, line, {x: metric(metrics)}) for name, metric in self.metrics.items()]
 
 
 @dataclass
@@ -58,7 +68,7 @@ class Cells:
         return found
 
 
-def above(threshold, metric, **where):
+def above(threshold, metric, where):
     """Claim: every cell's mean is above the threshold."""
 
     def check(cells):
@@ -74,14 +84,14 @@ def above(threshold, metric, **where):
     return check
 
 
-def higher(metric, better, worse, than=None, **where):
+def higher(metric, better, worse, than=None):
     """Claim: `metric` of the trials with the flags `better` is above that (or `than`) of those with `worse`.
 
     Holds where the 95% bootstrap interval of the difference of means lies above zero.
     """
 
     def check(cells):
-        a, b = cells.where(**where, **better), cells.where(**where, **worse)
+        a, b = cells.where(**better), cells.where(**worse)
         if len(a.groups()) != 1 or (a.trials == b.trials and than is None):
             return None, "the grid has nothing to compare"
         return difference(a.values(metric), b.values(than or metric))
@@ -107,11 +117,6 @@ def difference(a, b):
     return bool(low > 0), f"{numbers}, difference {np.mean(a) - np.mean(b):+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
-def negated(metric):
-    """For `higher`: the smaller distance is the better one."""
-    return lambda metrics: -metric(metrics)
-
-
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +124,7 @@ def read_result(figure, flags, folder):
     """-> (metrics or None, what is wrong with the file or None); a file is good if the figure can use it."""
     try:
         metrics = json.loads((folder / "result.json").read_text())["metrics"]
-        _ = [metric(metrics) for metric in figure.metrics.values()], list(figure.curves(flags, metrics))
+        _ = [metric(metrics) for metric in figure.metrics.values()], figure.lines(flags, metrics)
         return metrics, None
     except FileNotFoundError:
         return None, None
@@ -205,15 +210,14 @@ def show(task, scale, figures):
 
 
 def gather(figure, cells):
-    """-> {(panel, y label): {line: {x: [value of each seed]}}} and the x labels of the panels."""
-    panels, x_labels = {}, {}
+    """-> {(panel, y label): {line: {x: [value of each seed]}}}"""
+    panels = {}
     for flags, metrics in cells.trials:
-        for panel, y_label, line, x_label, xs, ys in figure.curves(flags, metrics) if metrics else ():
-            points = panels.setdefault((panel, y_label), {}).setdefault(line, {})
-            x_labels[panel, y_label] = x_label
-            for x, y in zip(xs, ys):
-                points.setdefault(x, []).append(y)
-    return panels, x_labels
+        for panel, y_label, line, points in figure.lines(flags, metrics) if metrics else ():
+            drawn = panels.setdefault((panel, y_label), {}).setdefault(line, {})
+            for x, y in points.items():
+                drawn.setdefault(x, []).append(y)
+    return panels
 
 
 def draw(figure, cells, name):
@@ -223,7 +227,7 @@ def draw(figure, cells, name):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels, x_labels = gather(figure, cells)
+    panels = gather(figure, cells)
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
     picture, axes = plt.subplots(
@@ -243,9 +247,9 @@ def draw(figure, cells, name):
             axis.fill_between(xs, low, high, alpha=0.2, color=drawn.get_color(), linewidth=0)
             if len(xs) < 16:
                 axis.vlines(xs, low, high, color=drawn.get_color(), linewidth=1.2)
-        if figure.log_x:
+        if figure.x == "vocab":
             axis.set_xscale("log", base=2)
-        axis.set(title=panel, xlabel=x_labels[panel, y_label], ylabel=y_label)
+        axis.set(title=panel, xlabel=figure.x, ylabel=y_label)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
     picture.suptitle(f"{figure.title} (mean, 95% interval)", fontsize="medium")

@@ -875,6 +875,7 @@ REFUSED = {
     "--pe rotary": "--pe",
     "--list fig99": "fig99",
     "--all fig99": "fig99",
+    "--report fig99": "fig99",
     "--list fig2 --vocab 31": "no trial",
     "--device tpu": "--device",
     "--lr -1": "--lr",
@@ -1036,7 +1037,7 @@ def test_report_of_fig2():
 
     with workplace() as folder:
         made_up_results("fig2", "paper", value)
-        code, out, _ = cli("--report")
+        code, out, _ = cli("--report fig2")
         assert code == 0 and "180 of 180 trials finished" in out
         row = next(line for line in out.splitlines() if re.match(r" +lstm +none +16384", line))
         assert "0.8580" in row and re.search(r" 5 +0.8600 0.8590 0.8580 0.8570 0.8560$", row), row
@@ -1047,7 +1048,7 @@ def test_report_of_fig2():
         assert "not installed" in out or (folder / "figures" / "reverse-fig2.png").exists()
     with workplace():
         made_up_results("fig2", "paper", lambda flags: simple(0.5 + 0.01 * flags["seed"]))
-        _, out, _ = cli("--report")
+        _, out, _ = cli("--report fig2")
         assert len([line for line in out.splitlines() if line.startswith("  fails")]) == 11, out
 
 
@@ -1063,7 +1064,7 @@ def test_report_of_every_figure():
             for path in folder.glob("runs"):
                 shutil.rmtree(path)
             made_up_results(figure, "paper", value)
-            code, out, _ = cli("--report")
+            code, out, _ = cli(f"--report {figure}")
             assert code == 0, figure
             finished = len(reverse.GRIDS["paper"][figure])
             assert f"\n{figure} (paper scale)" in out and f"{finished} of {finished} trials finished" in out
@@ -1080,7 +1081,7 @@ def test_report_names_broken_files():
         paths[1].write_text("[1, 2]")
         paths[2].write_text('{"metrics": {"other": 1}}')
         paths[3].with_name("stray.json").write_text("{}")
-        code, out, _ = cli("--scale smoke --report")
+        code, out, _ = cli("--scale smoke --report fig13")
         assert code == 0 and all(str(p) in out for p in paths[:3]), out
         assert "1 of 4 trials finished" in out
 
@@ -1094,14 +1095,27 @@ def test_claims_need_trials():
     assert report.higher(lambda m: m["a"], {"pe": "none"}, {"pe": "sin"})(cells)[0] is False
     fewer = report.Cells([t if t[0]["seed"] else (t[0], None) for t in cells.trials])
     assert check(fewer)[0] is None and "n = 2 and 2" in check(fewer)[1]
-    assert report.above(8, lambda m: m["a"], pe="sin")(cells)[0] is True
-    assert report.above(8, lambda m: m["a"])(cells)[0] is False
-    assert report.above(8, lambda m: m["a"])(fewer)[0] is None
+    assert report.above(8, lambda m: m["a"], {"pe": "sin"})(cells)[0] is True
+    assert report.above(8, lambda m: m["a"], {})(cells)[0] is False
+    assert report.above(8, lambda m: m["a"], {})(fewer)[0] is None
 
 
 # ------------------------------------------------------------------------------------------------------------
 # The README
 # ------------------------------------------------------------------------------------------------------------
+
+
+def test_readme_task_runs():
+    """The README's example of a task, as somebody would try it."""
+    (code,) = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    with workplace() as folder:
+        Path("echo.py").write_text(code)
+        spec = importlib.util.spec_from_file_location("echo", "echo.py")
+        sys.modules["echo"] = echo = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(echo)
+        code, out, err = cli("--scale smoke --all echo", echo.TASK)
+        assert code == 0 and "2 of 2 trials finished" in out, err
+        assert len(list(folder.glob("runs/echo/lstm-*/seed0/result.json"))) == 2
 
 
 def readme_commands():

@@ -148,7 +148,7 @@ def make_parser(task):
     figures = ", ".join(task.grids["paper"])
     flag("--list", nargs="?", const="", metavar="FIGURE", help=f"print a command per trial: {figures}")
     flag("--all", nargs="?", const="", metavar="FIGURE", help="run its trials in turn, then report")
-    flag("--report", action="store_true", help="tables, figures and claims of the trials on disk")
+    flag("--report", nargs="?", const="", metavar="FIGURE", help="tables, figures, claims of trials on disk")
     parser.set_defaults(**task.scales["paper"])
     return parser
 
@@ -599,8 +599,6 @@ def grid(task, args, given, figure):
             complete(task, chosen)
             words = [w for k, v in (flags | carried).items() for w in as_flag(k, v)]
             trials.setdefault(trial_folder(task, chosen), (flags, words, chosen))
-    if not trials:
-        raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
     return list(trials.values())
 
 
@@ -628,26 +626,33 @@ def main(task, report, argv=None):
     """A task's command line; `report(task, scale, {figure: [(flags, folder)]})` prints and draws."""
     parser, args, given = parse(task, argv)
 
-    def report_on(figures):
-        found = {
-            f: [(flags, trial_folder(task, a)) for flags, _, a in grid(task, args, given, f)] for f in figures
+    def trials_of(figure):
+        if trials := grid(task, args, given, figure):
+            return trials
+        raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
+
+    def report_on(figure):
+        names = [figure] if figure else task.grids[args.scale]
+        grids = {name: grid(task, args, given, name) for name in names}
+        folders = {
+            name: [(flags, trial_folder(task, a)) for flags, _, a in g] for name, g in grids.items() if g
         }
-        report(task, args.scale, found)
+        report(task, args.scale, folders)
 
     try:
         if args.list is not None:
-            for _, words, _ in grid(task, args, given, args.list):
+            for _, words, _ in trials_of(args.list):
                 print(f"python {task.name}.py {shlex.join(words)}")
+            return 0
+        if args.report is not None:
+            report_on(args.report)
             return 0
         with stop_signals() as stop:
             if args.all is not None:
-                code = run_all(task, grid(task, args, given, args.all), stop)
+                code = run_all(task, trials_of(args.all), stop)
                 if code != STOPPED:
-                    report_on([args.all] if args.all else task.grids[args.scale])
+                    report_on(args.all)
                 return code
-            if args.report:
-                report_on(task.grids[args.scale])
-                return 0
             complete(task, args)
             return run(task, args, sys.argv[1:] if argv is None else argv, stop)
     except Refused as error:
