@@ -19,8 +19,8 @@ ENOUGH = 3  # trials on each side of a claim
 
 @dataclass
 class Figure:
-    """Drawn with a panel per model and metric, a line per encoding and the flag `x` below; or, with `curves`, the
-    lines (panel, line, {x: accuracy}) that curves(flags, metrics) yields for every trial."""
+    """Drawn with a panel per model and metric and a line per encoding over the flag `x`; or, with `curves`,
+    with the lines (panel, line, {x: accuracy}) that curves(flags, metrics) yields for every trial."""
 
     title: str
     metrics: dict  # name -> function of a trial's metrics that gives one number
