@@ -2,10 +2,15 @@
 
 A `Figure` says what one trial contributes; `show` gathers a figure's trials, prints a table per metric with
 the mean over seeds, its 95% bootstrap interval, n and every seed's value, and draws the figure where
-matplotlib is installed.
+matplotlib is installed. `python report.py` lists how far every figure of every script is.
 """
 
+import argparse
+import datetime
+import fcntl
+import importlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +20,8 @@ import numpy as np
 from common import bootstrap_interval, bootstrap_resamples
 
 ENOUGH = 3  # trials on each side of a claim
+SCRIPTS = ["reverse"]
+STATES = ["done", "running", "failed", "stopped", "missing"]
 
 
 @dataclass
@@ -158,9 +165,13 @@ def table(cells, name, metric):
             ]
             + [" ".join(f"{v:.4f}" for v in values)]
         )
+    print_columns(rows, "  ")
+
+
+def print_columns(rows, indent=""):
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
-        print("  " + "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip())
+        print(indent + "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip())
 
 
 def load(figure, trials):
@@ -259,3 +270,76 @@ def draw(figure, cells, name):
     picture.savefig(path.with_suffix(".svg"))
     plt.close(picture)
     return path
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Progress over many trials: python report.py [--out DIR] [--scale SCALE]
+# ------------------------------------------------------------------------------------------------------------
+
+
+def is_locked(folder):
+    try:
+        with open(folder / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def progress(folder):
+    """-> (state, iterations done, seconds spent) of a trial, as far as its last save tells."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        return "done", result["iterations"], result["seconds"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        *_, row = (folder / "curve.csv").read_text().splitlines()
+        iterations, seconds = int(row.split(",")[0]), float(row.split(",")[-1])
+    except (OSError, ValueError):  # none saved yet
+        iterations, seconds = 0, 0.0
+    if is_locked(folder):
+        return "running", iterations, seconds
+    if (folder / "failed.json").exists():
+        return "failed", iterations, seconds
+    return ("stopped" if folder.exists() else "missing"), iterations, seconds
+
+
+def progress_row(trials):
+    """[(iterations wanted, folder)] -> counts by state, time spent, time left at the measured speed."""
+    found = [(wanted, *progress(folder)) for wanted, folder in trials]
+    counts = Counter(state for _, state, _, _ in found)
+    done, spent = sum(x[2] for x in found), sum(x[3] for x in found)
+    usual = spent / done if done else None
+    left = 0
+    for wanted, state, iterations, seconds in found:
+        if state != "done" and left is not None:
+            speed = seconds / iterations if iterations else usual
+            left = None if speed is None else left + (wanted - iterations) * speed
+    times = ["unknown" if t is None else str(datetime.timedelta(seconds=round(t))) for t in (spent, left)]
+    return [str(len(trials)), *(str(counts[state]) for state in STATES), *times]
+
+
+def main(argv=None):
+    import trial
+
+    parser = argparse.ArgumentParser(description="How far every figure of every script is.")
+    parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
+    parser.add_argument("--scale", choices=["paper", "quick", "smoke"], default="paper", help="(paper)")
+    words = [w for k, v in vars(parser.parse_args(argv)).items() for w in trial.as_flag(k, v)]
+    rows = [["script", "figure", "trials", *STATES, "spent", "left"]]
+    for script in SCRIPTS:
+        task = importlib.import_module(script).TASK
+        _, args, given = trial.parse(task, words)
+        for figure in task.grids[args.scale]:
+            grid = trial.grid(task, args, given, figure)
+            trials = [(chosen.iterations, trial.trial_folder(task, chosen)) for _, _, chosen in grid]
+            rows.append([f"{script}.py", figure, *progress_row(trials)])
+    print_columns(rows)
+    print("stopped: interrupted, to be continued by the same command; figures may share trials")
+
+
+if __name__ == "__main__":
+    main()

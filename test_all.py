@@ -721,6 +721,36 @@ def test_killed_at_random_moments():
         finish(folder)
 
 
+def test_torture():
+    """Killed at 25 random moments while saving often; two at a time; no room; last.pt torn or removed."""
+    words = LONG.replace("--save-every 30", "--save-every 4").replace("--iterations 400", "--iterations 300")
+    rng, codes = np.random.default_rng(5), Counter()
+    wanted, seconds = undisturbed(words)
+    with workplace() as folder:
+        kills = 0
+        while kills < 25:
+            children = [
+                fork(words, limit=rng.choice([3000, None], p=[0.2, 0.8])) for _ in range(rng.integers(1, 3))
+            ]
+            time.sleep(rng.uniform(0.05, 0.3) * seconds)
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                codes[wait(child)] += 1
+            kills += 1
+            for last in folder.glob("runs/*/*/seed*/last.pt"):
+                if rng.random() < 0.2:
+                    last.unlink()
+                elif rng.random() < 0.2:
+                    last.write_bytes(last.read_bytes()[: rng.integers(last.stat().st_size)])
+            if list(folder.glob("runs/*/*/seed*/result.json")):
+                shutil.rmtree(folder / "runs")  # finished before its time: again
+        assert codes[-signal.SIGKILL] >= 20 and codes[trial.RUNNING_ELSEWHERE] >= 1, codes
+        racing = [fork(words) for _ in range(2)]
+        found = sorted(wait(child) for child in racing)
+        assert found in ([0, 0], [0, trial.RUNNING_ELSEWHERE]), Path("child.log").read_text()
+        assert outcome(trial_of(folder)) == wanted
+
+
 def test_full_disk():
     with workplace() as folder:
         assert stop_after_a_save(signal.SIGTERM) == trial.STOPPED
@@ -1086,6 +1116,37 @@ def test_report_names_broken_files():
         assert "1 of 4 trials finished" in out
 
 
+def test_progress_over_many_trials():
+    with workplace() as folder:
+        assert cli("--scale smoke --model gru --pe none --vocab 8")[0] == 0
+        assert (
+            cli("--scale smoke --model lstm --pe none --vocab 8 --lr 1e38 --warmup 1")[0] == trial.NOT_FINITE
+        )
+        failed = next(folder.glob("runs/*/lstm-none-*lr=1e+38*"))
+        failed.rename(failed.with_name(failed.name.replace("-lr=1e+38", "").replace("-warmup=1", "")))
+        held = (
+            folder / next(folder.glob("runs/*/gru-*")).parent / "gru-sin-K8-L8-batch=8-embed=16-held-out=32-"
+        )
+        running, stopped = (
+            Path(f"{held}hidden=16-iterations=20".replace("gru-sin", x)) for x in ("gru-sin", "s4d-sin")
+        )
+        (running / "seed0").mkdir(parents=True)
+        (stopped / "seed0").mkdir(parents=True)
+        (running / "seed0" / "curve.csv").write_text(
+            "iteration,loss,accuracy,learning_rate,seconds\n5,1,1,1,2.5\n"
+        )
+        out = io.StringIO()
+        with open(running / "seed0" / "lock", "w") as file, contextlib.redirect_stdout(out):
+            fcntl.flock(file, fcntl.LOCK_EX)
+            report.main(["--scale", "smoke"])
+        row = next(line.split() for line in out.getvalue().splitlines() if " fig2 " in line)
+        assert row[2:8] == ["12", "1", "1", "1", "1", "8"], out.getvalue()
+        assert row[8] == "0:00:03" or row[8] == "0:00:02", "the time spent is almost all of the running one's"
+        assert row[9] != "unknown"
+        code, before, _ = cli("--scale smoke --report fig2")
+        assert code == 0 and "1 of 12 trials finished" in before
+
+
 def test_claims_need_trials():
     cells = report.Cells(
         [({"pe": pe, "seed": s}, {"a": x + s}) for pe, x in (("none", 0), ("sin", 9)) for s in range(3)]
@@ -1132,6 +1193,9 @@ def test_readme_commands_run():
         for command in dict.fromkeys(commands):
             _, script, *words = shlex.split(command)
             if script == "test_all.py":
+                continue
+            if script == "report.py":
+                report.main(words)
                 continue
             if "--scale" in words:
                 words[words.index("--scale") + 1] = "smoke"

@@ -269,45 +269,52 @@ def unpack(path, device):
 # ------------------------------------------------------------------------------------------------------------
 
 
+class NotFinite(Exception):
+    pass
+
+
 class State:
     """What a checkpoint holds: the model, its optimizer, and how far they are."""
 
     def __init__(self, task, args, device):
         torch.manual_seed(args.seed)
-        self.model = common.Model(
-            args.model, args.pe, args.vocab, args.embed, args.hidden, task.positions(args), args.combine
-        ).to(device)
-        betas = (0.9, args.beta2)
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=0.0, betas=betas, eps=args.eps, fused=True
-        )
+        sizes = args.vocab, args.embed, args.hidden, task.positions(args)
+        self.model = common.Model(args.model, args.pe, *sizes, args.combine).to(device)
+        adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, **adam)
         self.iteration, self.seconds = 0, 0.0
-        self.sums = torch.zeros(
-            3, dtype=torch.float64, device=device
-        )  # loss, accuracy, gradient norm since last row
+        self.checked = 0  # losses and gradients were finite up to here
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # since the last row; see `train`
         self.rows = []  # of curve.csv
 
+    def check(self):
+        if not self.sums.isfinite().all():
+            window = f"between iterations {self.checked + 1} and {self.iteration}"
+            raise NotFinite(f"loss or gradient not finite {window}")
+        self.checked = self.iteration
+
     def row(self, rate):
-        """A row of curve.csv: means since the last row."""
+        """A row of curve.csv: means since the last one."""
         n = self.iteration - (self.rows[-1][0] if self.rows else 0)
         loss, accuracy, _ = (self.sums / n).tolist()
         return [self.iteration, loss, accuracy, rate, round(self.seconds, 3)]
 
+    def log(self, rate):
+        self.check()
+        self.rows.append(self.row(rate))
+        self.sums.zero_()
+
     def save(self, folder):
         """last.pt becomes previous.pt. A full disk costs this save: training goes on, older ones stay."""
-        content = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "sums": self.sums,
-        }
-        content |= {"iteration": self.iteration, "seconds": self.seconds, "rows": self.rows}
-        lines = [
-            "iteration,loss,accuracy,learning_rate,seconds",
-            *(",".join(map(repr, row)) for row in self.rows),
-        ]
+        self.check()
+        content = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        content |= {name: getattr(self, name) for name in ("iteration", "seconds", "sums", "rows")}
+        header = "iteration,loss,accuracy,learning_rate,seconds\n"
         with reported_if_disk_fails(f"iteration {self.iteration}"):
             write(folder / "last.pt", pack(content), keep=folder / "previous.pt")
-            write(folder / "curve.csv", "\n".join(lines) + "\n")
+            write(
+                folder / "curve.csv", header + "".join(",".join(map(repr, row)) + "\n" for row in self.rows)
+            )
 
     def load(self, path):
         saved = unpack(path, self.sums.device)
@@ -315,8 +322,10 @@ class State:
         self.optimizer.load_state_dict(saved["optimizer"])
         self.sums.copy_(saved["sums"])
         self.iteration, self.seconds, self.rows = saved["iteration"], saved["seconds"], saved["rows"]
+        self.checked = self.iteration
 
     def snapshot(self, folder):
+        self.check()
         path = folder / "snapshots" / f"{self.iteration:06d}.pt"
         with reported_if_disk_fails(path.name):
             path.parent.mkdir(exist_ok=True)
@@ -326,11 +335,11 @@ class State:
 def resume(task, args, device, folder):
     """Continue from last.pt, else previous.pt, else the start: data depend on (seed, i), so all agree."""
     for path in (folder / "last.pt", folder / "previous.pt"):
-        state = State(task, args, device)
+        if not path.exists():
+            continue
+        state = State(task, args, device)  # anew for each: a failed load may have changed it
         try:
             state.load(path)
-        except FileNotFoundError:
-            continue
         except Exception as error:  # noqa: BLE001 - whatever a torn file raises, an older checkpoint will do
             print(f"{path} cannot be used: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
@@ -340,15 +349,10 @@ def resume(task, args, device, folder):
     return State(task, args, device)
 
 
-class NotFinite(Exception):
-    pass
-
-
 def train(state, data, args, folder):
     """The training loop. Yields the rate of each iteration: its caller may stop, or advance other trials."""
     parameters = list(state.model.parameters())
     started = time.perf_counter() - state.seconds
-    checked = state.iteration  # loss and gradient were finite up to here
     while state.iteration < args.iterations:
         i = state.iteration + 1
         rate = common.learning_rate(i, args.lr, args.warmup, args.iterations)
@@ -361,22 +365,15 @@ def train(state, data, args, folder):
         norm = torch.nn.utils.clip_grad_norm_(parameters, args.clip or math.inf)
         state.optimizer.step()
         state.optimizer.zero_grad()
-        state.sums += torch.stack([loss.detach(), accuracy, norm])  # no waiting: it stays on the device
+        state.sums += torch.stack([loss.detach(), accuracy, norm])  # stays on the device: no waiting
         state.iteration, state.seconds = i, time.perf_counter() - started
 
-        log = i % args.log_every == 0 or i == args.iterations
-        snapshot = args.snapshot_every and i % args.snapshot_every == 0
-        save = i % args.save_every == 0 or i == args.iterations
-        if log or snapshot or save:
-            if not state.sums.isfinite().all():
-                raise NotFinite(f"loss or gradient not finite between iterations {checked + 1} and {i}")
-            checked = i
-        if log:
-            state.rows.append(state.row(rate))
-            state.sums.zero_()
-        if snapshot:
+        last = i == args.iterations
+        if last or i % args.log_every == 0:
+            state.log(rate)
+        if args.snapshot_every and i % args.snapshot_every == 0:
             state.snapshot(folder)
-        if save:
+        if last or i % args.save_every == 0:
             state.save(folder)
         yield rate
 
@@ -389,17 +386,23 @@ def train(state, data, args, folder):
 def git(*words):
     """What git prints, or None without git or outside a repository."""
     try:
-        here = Path(__file__).parent
-        return subprocess.run(
-            ["git", *words], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
+def device_name(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "cpu: " + next(line.split(": ")[1] for line in lines if line.startswith("model name"))
+    return f"cpu: {platform.machine()}"
+
+
 def provenance(task, args, words, state, device):
     status = git("status", "--porcelain", "--untracked-files=no")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
     return {
         "task": task.name,
         "config": science(args),
@@ -409,7 +412,7 @@ def provenance(task, args, words, state, device):
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "device": name,
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "parameters": sum(p.numel() for p in state.model.parameters()),
     }
@@ -522,11 +525,10 @@ def run_locked(task, args, words, stop, folder, device, data):
     origin = provenance(task, args, words, state, device)
     if not (folder / "config.json").exists():
         write_json(folder / "config.json", origin)
-    print(
-        f"{folder}: {origin['parameters']:,} parameters on {origin['device']}, {origin['threads']} threads",
-        flush=True,
-    )
+    size, threads = f"{origin['parameters']:,} parameters", f"{origin['threads']} threads"
+    print(f"{folder}: {size}, {origin['device']}, {threads}", flush=True)
     progress = Progress(state, args)
+    (folder / "failed.json").unlink(missing_ok=True)
     try:
         for rate in train(state, data, args, folder):
             progress.show(rate)
@@ -536,8 +538,8 @@ def run_locked(task, args, words, stop, folder, device, data):
                 return STOPPED
     except NotFinite as error:
         print(f"{error}; the last good checkpoint is kept in {folder}", file=sys.stderr)
+        write_json(folder / "failed.json", {"error": str(error)})
         return NOT_FINITE
-    state.model.eval()
     result = origin | {
         "metrics": data.evaluate(state.model),
         "iterations": state.iteration,
@@ -633,11 +635,11 @@ def main(task, report, argv=None):
 
     def report_on(figure):
         names = [figure] if figure else task.grids[args.scale]
-        grids = {name: grid(task, args, given, name) for name in names}
-        folders = {
-            name: [(flags, trial_folder(task, a)) for flags, _, a in g] for name, g in grids.items() if g
-        }
-        report(task, args.scale, folders)
+        found = {}
+        for name in names:
+            if trials := grid(task, args, given, name):
+                found[name] = [(flags, trial_folder(task, chosen)) for flags, _, chosen in trials]
+        report(task, args.scale, found)
 
     try:
         if args.list is not None:
