@@ -140,12 +140,13 @@ def sinusoid(positions, size):
 class Encoding(nn.Module):
     """The vector of every time step: none, sin, random (fixed), learned, or dup (the embedding again).
 
-    random and learned are tables with a last position; sin has none.
+    random and learned are tables with a last position; sin has none. At the steps in the slice
+    `unencoded` the vector is zero.
     """
 
-    def __init__(self, name, positions, size):
+    def __init__(self, name, positions, size, unencoded=None):
         super().__init__()
-        self.name, self.size = name, size
+        self.name, self.size, self.unencoded = name, size, unencoded
         if name == "sin":
             if size % 2:
                 raise Refused(f"a sinusoidal encoding needs an even embedding size, not {size}")
@@ -159,13 +160,16 @@ class Encoding(nn.Module):
         """(time, E) vectors of the steps 0..time-1, or None for none and dup."""
         if self.name in ("none", "dup"):
             return None
-        if time > len(self.table):
-            if self.name != "sin":
-                raise Refused(
-                    f"the {self.name} encoding has {len(self.table)} positions, the input {time} steps"
-                )
-            return sinusoid(time, self.size).to(self.table.device)
-        return self.table[:time]
+        if time <= len(self.table):
+            vectors = self.table[:time]
+        elif self.name == "sin":
+            vectors = sinusoid(time, self.size).to(self.table.device)
+        else:
+            raise Refused(f"the {self.name} encoding has {len(self.table)} positions, the input {time} steps")
+        if self.unencoded is not None:
+            vectors = vectors.clone()
+            vectors[self.unencoded] = 0
+        return vectors
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -230,15 +234,20 @@ ENCODINGS = ("none", "sin", "random", "learned", "dup")
 
 
 class Model(nn.Module):
-    """The whole network; `positions` is the length of the tables of random and learned encodings."""
+    """The whole network; `positions` is the length of the tables of random and learned encodings.
 
-    def __init__(self, layer, encoding, vocab, embed=512, hidden=512, positions=128, combine="concat"):
+    At the steps in the slice `unencoded` the encoding is zero.
+    """
+
+    def __init__(
+        self, layer, encoding, vocab, embed=512, hidden=512, positions=128, combine="concat", unencoded=None
+    ):
         super().__init__()
         if combine == "add" and encoding in ("none", "dup"):
             raise Refused(f"combining by addition needs an encoding: {encoding} has none to add")
         self.combine = combine
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
-        self.encoding = Encoding(encoding, positions, embed)
+        self.encoding = Encoding(encoding, positions, embed, unencoded)
         self.layer = LAYERS[layer](embed if encoding == "none" or combine == "add" else 2 * embed, hidden)
         self.readout = nn.Linear(hidden, vocab)
 

@@ -55,6 +55,7 @@ class Task:
         Callable  # args -> None; raises Refused, with one line for the user, where flags do not fit together
     )
     add_flags: Callable = lambda parser: None  # the task's own flags
+    unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
 
 
 def cross(**flags):
@@ -279,7 +280,7 @@ class State:
     def __init__(self, task, args, device):
         torch.manual_seed(args.seed)
         sizes = args.vocab, args.embed, args.hidden, task.positions(args)
-        self.model = common.Model(args.model, args.pe, *sizes, args.combine).to(device)
+        self.model = common.Model(args.model, args.pe, *sizes, args.combine, task.unencoded(args)).to(device)
         adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, **adam)
         self.iteration, self.seconds = 0, 0.0
