@@ -9,6 +9,7 @@ import argparse
 import datetime
 import fcntl
 import importlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import numpy as np
 from common import bootstrap_interval, bootstrap_resamples
 
 ENOUGH = 3  # trials on each side of a claim
-SCRIPTS = ["reverse"]
+SCRIPTS = ["reverse", "sort", "delayed_add", "predecessor"]
 STATES = ["done", "running", "failed", "stopped", "missing"]
 
 
@@ -122,6 +123,37 @@ def difference(a, b):
     low, high = np.percentile(bootstrap_resamples(a, 0) - bootstrap_resamples(b, 1), [2.5, 97.5])
     numbers = f"{np.mean(a):.4f} (n={len(a)}) against {np.mean(b):.4f} (n={len(b)})"
     return bool(low > 0), f"{numbers}, difference {np.mean(a) - np.mean(b):+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What several tasks report
+# ------------------------------------------------------------------------------------------------------------
+
+
+def accuracy(metrics):
+    return metrics["token_accuracy"]
+
+
+def distance(metrics):
+    return metrics["damerau_levenshtein"]
+
+
+ACCURACY = {"token accuracy": accuracy}
+BOTH_METRICS = ACCURACY | {"Damerau-Levenshtein distance": distance}
+NONE, SIN, DUP = dict(pe="none"), dict(pe="sin"), dict(pe="dup")
+DUP_CLAIMS = [
+    Claim("fig12", "as many parameters do not help (dup)", not_higher(accuracy, DUP, NONE)),
+    Claim("fig12", "the encoding helps more than dup", higher(accuracy, SIN, DUP)),
+]
+
+
+def helps_at_each_vocab(figure, metric, grids):
+    """A claim for every vocabulary of a figure, at whatever scale."""
+    flags = itertools.chain(*(grid[figure] for grid in grids.values()))
+    return [
+        Claim(figure, f"the encoding helps at K = {vocab}", higher(metric, SIN, NONE), dict(vocab=vocab))
+        for vocab in sorted({f["vocab"] for f in flags})
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -258,7 +290,7 @@ def draw(figure, cells, name):
             axis.fill_between(xs, low, high, alpha=0.2, color=drawn.get_color(), linewidth=0)
             if len(xs) < 16:
                 axis.vlines(xs, low, high, color=drawn.get_color(), linewidth=1.2)
-        if figure.x == "vocab":
+        if figure.x == "vocab" and max(xs) > 4 * min(xs):
             axis.set_xscale("log", base=2)
         axis.set(title=panel, xlabel=figure.x, ylabel=y_label)
         axis.grid(alpha=0.3)
