@@ -249,7 +249,13 @@ def reported_if_disk_fails(what):
     try:
         yield
     except OSError as error:
-        print(f"could not save {what}: {error}", file=sys.stderr, flush=True)
+        say(f"could not save {what}: {error}", file=sys.stderr)
+
+
+def say(text, **how):
+    """Print while a trial trains: a full disk under the log must not end it."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True, **how)
 
 
 def pack(content):
@@ -342,11 +348,11 @@ def resume(task, args, device, folder):
         try:
             state.load(path)
         except Exception as error:  # noqa: BLE001 - whatever a torn file raises, an older checkpoint will do
-            print(f"{path} cannot be used: {str(error).splitlines()[0]}", file=sys.stderr)
+            say(f"{path} cannot be used: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
-        print(f"continuing from {path.name}, iteration {state.iteration}")
+        say(f"continuing from {path.name}, iteration {state.iteration}")
         return state
-    print("starting at iteration 0")
+    say("starting at iteration 0")
     return State(task, args, device)
 
 
@@ -527,7 +533,7 @@ def run_locked(task, args, words, stop, folder, device, data):
     if not (folder / "config.json").exists():
         write_json(folder / "config.json", origin)
     size, threads = f"{origin['parameters']:,} parameters", f"{origin['threads']} threads"
-    print(f"{folder}: {size}, {origin['device']}, {threads}", flush=True)
+    say(f"{folder}: {size}, {origin['device']}, {threads}")
     progress = Progress(state, args)
     (folder / "failed.json").unlink(missing_ok=True)
     try:
@@ -535,7 +541,7 @@ def run_locked(task, args, words, stop, folder, device, data):
             progress.show(rate)
             if stop.requested and state.iteration < args.iterations:
                 state.save(folder)
-                print(f"stopped at iteration {state.iteration}; the same command continues", file=sys.stderr)
+                say(f"stopped at iteration {state.iteration}; the same command continues", file=sys.stderr)
                 return STOPPED
     except NotFinite as error:
         print(f"{error}; the last good checkpoint is kept in {folder}", file=sys.stderr)
@@ -578,7 +584,7 @@ class Progress:
         speed = done / seconds
         left = datetime.timedelta(seconds=round((self.args.iterations - row[0]) / speed))
         text = f"iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
-        print(f"{before}{text}  {speed:.1f} it/s  {left} left", end=after, flush=True)
+        say(f"{before}{text}  {speed:.1f} it/s  {left} left", end=after)
 
 
 # ------------------------------------------------------------------------------------------------------------
