@@ -28,17 +28,19 @@ STATES = ["done", "running", "failed", "stopped", "missing"]
 @dataclass
 class Figure:
     """Drawn with a panel per model and metric and a line per encoding over the flag `x`; or, with `curves`,
-    with the lines (panel, line, {x: accuracy}) that curves(flags, metrics) yields for every trial."""
+    with the lines (panel, line, {x: y}) that curves(flags, metrics) yields for every trial."""
 
     title: str
     metrics: dict  # name -> function of a trial's metrics that gives one number
     x: str
     curves: Callable | None = None
+    y: str = "accuracy"  # of the curves
+    file: str = "result.json"  # or stability.json, whose metrics stand at its top level
 
     def lines(self, flags, metrics):
         """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
         if self.curves:
-            return [(panel, "accuracy", line, points) for panel, line, points in self.curves(flags, metrics)]
+            return [(panel, self.y, line, points) for panel, line, points in self.curves(flags, metrics)]
         panel, line, x = flags["model"].upper(), flags["pe"], flags[self.x]
         return [(panel, name, line, {x: metric(metrics)}) for name, metric in self.metrics.items()]
 
@@ -162,7 +164,8 @@ def helps_at_each_vocab(figure, metric, grids):
 def read_result(figure, flags, folder):
     """-> (metrics or None, what is wrong with the file or None); a file is good if the figure can use it."""
     try:
-        metrics = json.loads((folder / "result.json").read_text())["metrics"]
+        content = json.loads((folder / figure.file).read_text())
+        metrics = content["metrics"] if figure.file == "result.json" else content
         _ = [metric(metrics) for metric in figure.metrics.values()], figure.lines(flags, metrics)
         return metrics, None
     except FileNotFoundError:
@@ -213,7 +216,7 @@ def load(figure, trials):
         metrics, fault = read_result(figure, flags, folder)
         found.append((flags, metrics))
         if fault:
-            broken.append(f"{folder / 'result.json'}: {fault}")
+            broken.append(f"{folder / figure.file}: {fault}")
     return Cells(found), broken
 
 

@@ -56,6 +56,8 @@ class Task:
     )
     add_flags: Callable = lambda parser: None  # the task's own flags
     unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
+    folder: str = ""  # under --out, where it is another task's: stability.py reads the trials of reverse.py
+    run: Callable | None = None  # what is done with one trial, where that is not `run` below
 
 
 def cross(**flags):
@@ -73,6 +75,7 @@ SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_eve
 # What cannot change a result beyond rounding, or chooses what to do. Every other flag names the folder.
 PLUMBING = {"device", "out", "save_every", "snapshot_every", "log_every", "overwrite"}
 PLUMBING |= {"scale", "list", "all", "report"}
+PLUMBING |= {"pairs", "target", "memory", "trial", "train"}  # of stability.py, about trials that exist
 
 
 class Parser(argparse.ArgumentParser):
@@ -108,7 +111,7 @@ def make_parser(task):
     script = f"{task.name}.py"
     parser = Parser(
         prog=script,
-        description=sys.modules[task.build.__module__].__doc__,
+        description=sys.modules[(task.run or task.build).__module__].__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -207,7 +210,7 @@ def trial_folder(task, args):
     other = {k: v for k, v in science(args).items() if k not in named and v != usual[k]}
     words = [k.replace("_", "-") + ("" if v is True else f"={v}") for k, v in other.items()]
     name = "-".join([args.model, args.pe, f"K{args.vocab}", f"L{args.length}", *words])
-    return Path(args.out) / task.name / name / f"seed{args.seed}"
+    return Path(args.out) / (task.folder or task.name) / name / f"seed{args.seed}"
 
 
 def choose_device(name):
@@ -617,7 +620,7 @@ def run_all(task, trials, stop):
     for number, (_, words, args) in enumerate(trials, 1):
         print(f"[{number}/{len(trials)}] python {task.name}.py {shlex.join(words)}", flush=True)
         try:
-            code = run(task, args, words, stop)
+            code = (task.run or run)(task, args, words, stop)
         except Refused as error:
             print(f"{task.name}.py: error: {error}", file=sys.stderr)
             code = USAGE_ERROR
@@ -663,7 +666,7 @@ def main(task, report, argv=None):
                     report_on(args.all)
                 return code
             complete(task, args)
-            return run(task, args, sys.argv[1:] if argv is None else argv, stop)
+            return (task.run or run)(task, args, sys.argv[1:] if argv is None else argv, stop)
     except Refused as error:
         parser.error(error)
     except OSError as error:
