@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# One trial per element of a SLURM job array. From the suite's folder, with its Python environment active:
+#
+#     sbatch --array=0-179 slurm_array.sh reverse.py fig2                         # all trials of Fig. 2
+#     sbatch --array=0-11 slurm_array.sh reverse.py fig2 --scale smoke --out DIR  # flags go to every trial
+#
+# Element n runs line n, counted from 0, of `python reverse.py --list fig2`. Time limit, partition, GPU and account
+# belong before the script's name; PYTHON names another interpreter. An element that meets its time limit or is
+# preempted saves, exits with 75 and goes back to the queue, alone; one that scancel ends saves and stays out of it.
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%A_%a.out
+
+fail() { echo "slurm_array.sh: error: $1" >&2 && exit 2; }
+
+trial() {
+    [[ $# -gt 0 && -n $SLURM_ARRAY_TASK_ID ]] || fail "use: sbatch --array=0-N slurm_array.sh SCRIPT FIGURE [FLAGS]"
+    [[ " $* " != *" --overwrite "* ]] || fail "--overwrite would start anew at every requeue; remove the folders"
+    list=$("${PYTHON:-python}" "$1" --list "${@:2}") || exit
+    mapfile -t lines <<<"$list"
+    n=$SLURM_ARRAY_TASK_ID
+    ((n < ${#lines[@]})) || fail "no trial $n: $* has ${#lines[@]} trials, --array=0-$((${#lines[@]} - 1))"
+    script=$1
+    eval "set -- ${lines[n]}" # python reverse.py FLAGS, which --list quotes for a shell
+    exec "${PYTHON:-python}" "$script" "${@:3}"
+}
+
+# Back to the queue if `scontrol show job` says what $1 matches. The name is JOB_INDEX: the job's own number can be
+# the whole array's. No pattern below matches a job that its user cancelled, or that SLURM has requeued itself.
+requeue_if() {
+    element=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+    until job=$(scontrol show job --oneliner "$element"); do sleep 10; done # until the controller answers
+    if [[ $job =~ $1 ]]; then scontrol requeue "$element"; fi
+}
+
+# Only this shell gets USR1, and bash runs a trap only while it waits: hence the `&`. TERM goes to all processes, and
+# all are killed KillWait (30 seconds) later, even if Python is not done by then: so it requeues first.
+trap 'kill -TERM $! 2>/dev/null' USR1
+trap 'kill -TERM $! 2>/dev/null; requeue_if "JobState=COMPLETING.*( Reason=TimeLimit| PreemptTime=[0-9])"' TERM
+while true; do
+    trial "$@" &
+    while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends `wait` early
+    wait $!
+    code=$?
+    [[ $code == 73 && $SECONDS -lt 60 ]] || break # running elsewhere: a cancelled element may still be saving
+    sleep 10 &
+    wait $! || break
+done
+trap '' TERM
+[[ $code != 143 ]] || code=75 # TERM came before Python listened
+[[ $code != 75 ]] || requeue_if "JobState=RUNNING "
+exit "$code"
