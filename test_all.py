@@ -1642,7 +1642,7 @@ def test_stability_pairs():
 # The command line, on a smoke trial
 
 
-def command(*words):
+def stability_command(*words):
     return cli(shlex.join(["--dual-freq", *words]), stability.TASK, stability.show)
 
 
@@ -1655,7 +1655,7 @@ def folder_of(*words):
 
 
 def refused(*words):
-    code, _, err = command(*words)
+    code, _, err = stability_command(*words)
     assert code == 2 and err.count("\n") == 1 and err.startswith("stability.py: error: "), (code, err)
     return err
 
@@ -1688,7 +1688,7 @@ def test_stability_refusals():
 def test_stability_from_trial_to_report():
     with workplace():
         smoke = ("--scale", "smoke", "--model", "s4d", "--pairs", "8")
-        code, out, err = command(*smoke, "--train")
+        code, out, err = stability_command(*smoke, "--train")
         assert code == 0, err
         folder = folder_of("--model", "s4d", "--dual-freq")
         saved = json.loads((folder / "stability.json").read_text())
@@ -1708,28 +1708,28 @@ def test_stability_from_trial_to_report():
 
         # Only snapshots without numbers are evaluated; all are with --overwrite or another target
         (folder / "snapshots" / "000010.pt").rename(folder / "snapshots" / "000012.pt")
-        code, out, _ = command("--trial", str(folder), "--pairs", "8")
+        code, out, _ = stability_command("--trial", str(folder), "--pairs", "8")
         assert code == 0 and "iteration 12 " in out and "iteration 5 " not in out
         again = json.loads((folder / "stability.json").read_text())["by_condition"]["rare/rare"]
         assert again["12"] == saved["by_condition"]["rare/rare"]["10"]
-        code, out, _ = command(*smoke)
+        code, out, _ = stability_command(*smoke)
         assert code == 0 and "iteration 12 " not in out
-        code, out, _ = command(*smoke, "--overwrite")
+        code, out, _ = stability_command(*smoke, "--overwrite")
         assert code == 0 and out.count("iteration ") == 4
-        code, out, _ = command(*smoke, "--target", "1")
+        code, out, _ = stability_command(*smoke, "--target", "1")
         assert code == 0 and out.count("iteration ") == 4 and "target at t = 1" in out
 
-        assert command(*smoke, "--pe", "none", "--train")[0] == 0
-        code, out, err = command("--scale", "smoke", "--report")
+        assert stability_command(*smoke, "--pe", "none", "--train")[0] == 0
+        code, out, err = stability_command("--scale", "smoke", "--report")
         assert code == 0, err
         last = json.loads((folder / "stability.json").read_text())["by_condition"]["rare/rare"]["20"]
         assert f"{last:.4f}" in out and "2 of 6 trials" in out and "s4d trials differ in (pairs" in out
         assert out.count("not enough trials") == 5, out
         assert Path("figures/stability-fig5-smoke.png").stat().st_size > 10_000
 
-        code, out, err = command("--scale", "smoke", "--list", "fig5", "--pairs", "8")
+        code, out, err = stability_command("--scale", "smoke", "--list", "fig5", "--pairs", "8")
         assert code == 0 and out.count("\n") == 6 and "--pairs 8" in out and "--dual-freq" in out
-        code, out, err = command("--scale", "smoke", "--all", "--model", "s4d", "--pairs", "8")
+        code, out, err = stability_command("--scale", "smoke", "--all", "--model", "s4d", "--pairs", "8")
         assert code == 0 and out.count("has them all") == 2, err
 
 
@@ -1780,23 +1780,41 @@ def readme_commands():
     return [line for line in lines if line.startswith("python ")]
 
 
+def test_readme_tables_are_those_of_the_committed_results():
+    blocks = re.findall(r"```\n\$ (python .*?)\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
+    for command, printed in blocks:
+        _, script, *words = shlex.split(command)
+        with workplace():
+            os.symlink(HERE / "results", "results")
+            code, out, err = cli(shlex.join(words), tasks[script])
+        lines = [x for x in out.strip().splitlines() if "drawn" not in x]
+        assert code == 0 and lines == printed.strip().splitlines(), (command, out, err)
+
+
 def test_readme_commands_run():
     commands = readme_commands()
-    assert len(commands) >= 5
+    assert len(commands) >= 10
     tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
     with workplace():
         for command in dict.fromkeys(commands):
             _, script, *words = shlex.split(command)
             if script == "test_all.py":
                 continue
-            if script == "report.py":
-                report.main(words)
-                continue
             if "--scale" in words:
                 words[words.index("--scale") + 1] = "smoke"
             else:
                 words += ["--scale", "smoke"]
-            code, _, err = cli(shlex.join(words), tasks[script])
+            if script == "report.py":
+                out = io.StringIO()
+                with contextlib.redirect_stdout(out):
+                    report.main(words)
+                code, err = 0 if out.getvalue().startswith("script ") else 1, out.getvalue()
+            elif script == "stability.py":
+                code, _, err = stability_command(*words)
+            else:
+                code, _, err = cli(shlex.join(words), tasks[script])
             assert code == 0, (command, code, err)
 
 
