@@ -274,14 +274,17 @@ def draw(figure, cells, name):
     import matplotlib.pyplot as plt
 
     panels = gather(figure, cells)
-    columns = min(len(panels), 4)
+    columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
     picture, axes = plt.subplots(
         rows, columns, figsize=(4 * columns, 3.2 * rows), squeeze=False, layout="constrained"
     )
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
+    first = {}  # axis of each y label: panels with the same one share its range
     for axis, ((panel, y_label), lines) in zip(axes.flat, panels.items()):
+        if first.setdefault(y_label, axis) is not axis:
+            axis.sharey(first[y_label])
         for line, points in lines.items():
             xs = sorted(points) if all(not isinstance(x, str) for x in points) else list(points)
             means = np.array([np.mean(points[x]) for x in xs])

@@ -941,6 +941,7 @@ REFUSED = {
     "--combine add --pe dup": "--combine",
     "--out file": "--out",
     "--out file/deeper": "--out",
+    "--out 'a\nb'": "line break",
     "--unknown": "--unknown",
     "--iterations": "--iterations",
 }

@@ -181,6 +181,8 @@ def complete(task, args):
         raise Refused(f"--warmup {args.warmup} is above --iterations {args.iterations}")
     if args.pe == "sin" and args.embed % 2:
         raise Refused(f"--pe sin needs an even --embed (sine and cosine pairs), got {args.embed}")
+    if "\n" in args.out:
+        raise Refused("--out with a line break: --list prints a line per trial")
     if args.combine == "add" and args.pe in ("none", "dup"):
         raise Refused(
             f"--combine add needs an encoding to add; --pe {args.pe} has none (use sin, random, learned)"
