@@ -211,7 +211,7 @@ LSTM_LARGE = dict(model="lstm", vocab=16384)
 SCALES = {
     "paper": {},
     "quick": dict(
-        length=12, vocab=128, hidden=64, embed=64, batch=64, lr=3e-3, iterations=5000, save_every=500
+        length=16, vocab=128, hidden=128, embed=32, batch=64, lr=3e-3, iterations=3000, save_every=500
     ),
     "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
 }
@@ -233,10 +233,10 @@ GRIDS = {
     "quick": {
         "fig2": cross(model="lstm", pe=BOTH, vocab=128, seed=range(3)),
         "fig3": cross(model="lstm", pe=BOTH, vocab=128, dual_freq=True, seed=range(3)),
-        "fig11": cross(model="lstm", pe=BOTH, vocab=128, min_length=6, seed=range(3)),
+        "fig11": cross(model="lstm", pe=BOTH, vocab=128, min_length=8, seed=range(3)),
         "fig12": cross(model="lstm", pe=["none", "dup", "sin"], vocab=128, seed=range(3)),
         "fig13": cross(model="lstm", pe=ALL, vocab=128, seed=range(3)),
-        "fig14": cross(model="lstm", pe=ALL, vocab=128, min_length=6, seed=range(3)),
+        "fig14": cross(model="lstm", pe=ALL, vocab=128, min_length=8, seed=range(3)),
     },
     "smoke": {
         "fig2": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
