@@ -90,9 +90,8 @@ class HeldOut:
         self.draw, self.rows, self.seed = draw, rows, seed
         self.hashes = hash_rows(rows).sort().values
         self.rounds = 1 if mass == 0 else max(1, math.ceil(18 / -math.log10(mass)))
-        candidates = draw(
-            key(seed, TRAINING, 0, device=rows.device), (1024,)
-        )  # training starts at iteration 1
+        k = key(seed, TRAINING, 0, device=rows.device)  # training starts at iteration 1
+        candidates = draw(k, (1024,))
         while self.contains(candidates).all():
             candidates = draw(hash_rows(candidates)[0], (1024,))
         self.allowed_row = candidates[~self.contains(candidates)][0]

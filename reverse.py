@@ -211,7 +211,7 @@ LSTM_LARGE = dict(model="lstm", vocab=16384)
 SCALES = {
     "paper": {},
     "quick": dict(
-        length=16, vocab=128, hidden=128, embed=32, batch=64, lr=3e-3, iterations=3000, save_every=500
+        length=16, vocab=128, hidden=128, embed=32, batch=64, lr=3e-3, iterations=2700, save_every=500
     ),
     "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
 }

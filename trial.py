@@ -51,9 +51,7 @@ class Task:
     claims: list  # [report.Claim], what the paper says about these figures
     positions: Callable  # args -> time steps of one episode, the length of random and learned encodings
     derive: Callable  # args -> defaults that depend on other flags
-    check: (
-        Callable  # args -> None; raises Refused, with one line for the user, where flags do not fit together
-    )
+    check: Callable  # args -> None; raises Refused, in one line, where flags do not fit together
     add_flags: Callable = lambda parser: None  # the task's own flags
     unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
     folder: str = ""  # under --out, where it is another task's: stability.py reads the trials of reverse.py
