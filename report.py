@@ -5,7 +5,6 @@ the mean over seeds, its 95% bootstrap interval, n and every seed's value, and d
 matplotlib is installed. `python report.py` lists how far every figure of every script is.
 """
 
-import argparse
 import datetime
 import fcntl
 import importlib
@@ -104,13 +103,14 @@ def higher(metric, better, worse, than=None):
         a, b = cells.where(**better), cells.where(**worse)
         if len(a.groups()) != 1 or (a.trials == b.trials and than is None):
             return None, "the grid has nothing to compare"
-        return difference(a.values(metric), b.values(than or metric))
+        return difference(a.values(metric), b.values(than or metric), paired=a.trials == b.trials)
 
     return check
 
 
 def not_higher(metric, a, b):
-    """Claim: no improvement. Holds where the interval of the difference does not lie above zero."""
+    """Claim: no improvement is found. Holds where the interval of the difference does not lie above zero, so
+    that few or noisy trials are enough; the numbers say how much could have been missed."""
 
     def check(cells):
         holds, numbers = higher(metric, a, b)(cells)
@@ -119,10 +119,15 @@ def not_higher(metric, a, b):
     return check
 
 
-def difference(a, b):
+def difference(a, b, paired=False):
+    """`paired`: two numbers of the same trials, so that a resample takes both of a trial."""
     if min(len(a), len(b)) < ENOUGH:
         return None, f"n = {len(a)} and {len(b)}"
-    low, high = np.percentile(bootstrap_resamples(a, 0) - bootstrap_resamples(b, 1), [2.5, 97.5])
+    if paired:
+        resamples = bootstrap_resamples(np.subtract(a, b))
+    else:
+        resamples = bootstrap_resamples(a, 0) - bootstrap_resamples(b, 1)
+    low, high = np.percentile(resamples, [2.5, 97.5])
     numbers = f"{np.mean(a):.4f} (n={len(a)}) against {np.mean(b):.4f} (n={len(b)})"
     return bool(low > 0), f"{numbers}, difference {np.mean(a) - np.mean(b):+.4f} [{low:+.4f}, {high:+.4f}]"
 
@@ -166,7 +171,7 @@ def read_result(figure, flags, folder):
     try:
         content = json.loads((folder / figure.file).read_text())
         metrics = content["metrics"] if figure.file == "result.json" else content
-        _ = [metric(metrics) for metric in figure.metrics.values()], figure.lines(flags, metrics)
+        _ = [float(metric(metrics)) for metric in figure.metrics.values()], figure.lines(flags, metrics)
         return metrics, None
     except FileNotFoundError:
         return None, None
@@ -319,10 +324,10 @@ def is_locked(folder):
     try:
         with open(folder / "lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:
+        return False
     return False
 
 
@@ -330,7 +335,8 @@ def progress(folder):
     """-> (state, iterations done, seconds spent) of a trial, as far as its last save tells."""
     try:
         result = json.loads((folder / "result.json").read_text())
-        return "done", result["iterations"], result["seconds"]
+        if result["metrics"]:
+            return "done", int(result["iterations"]), float(result["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     try:
@@ -363,10 +369,11 @@ def progress_row(trials):
 def main(argv=None):
     import trial
 
-    parser = argparse.ArgumentParser(description="How far every figure of every script is.")
+    parser = trial.Parser(prog="report.py", description="How far every figure of every script is.")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
     parser.add_argument("--scale", choices=["paper", "quick", "smoke"], default="paper", help="(paper)")
-    words = [w for k, v in vars(parser.parse_args(argv)).items() for w in trial.as_flag(k, v)]
+    given = parser.parse_args(argv)
+    words = [w for k, v in vars(given).items() for w in trial.as_flag(k, v)]
     rows = [["script", "figure", "trials", *STATES, "spent", "left"]]
     for script in SCRIPTS:
         task = importlib.import_module(script).TASK
@@ -376,7 +383,8 @@ def main(argv=None):
             trials = [(chosen.iterations, trial.trial_folder(task, chosen)) for _, _, chosen in grid]
             rows.append([f"{script}.py", figure, *progress_row(trials)])
     print_columns(rows)
-    print("stopped: interrupted, to be continued by the same command; figures may share trials")
+    print("stopped: interrupted, to be continued by the same command; figures may share trials.")
+    print("Fig. 5 is computed from the snapshots of Fig. 3's trials: python stability.py --report")
 
 
 if __name__ == "__main__":

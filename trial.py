@@ -138,7 +138,7 @@ def make_parser(task):
     flag("--clip", type=NOT_NEGATIVE, default=1.0, help="largest gradient norm, 0: any; released code's (1)")
 
     flag = parser.add_argument_group("this run (changes no result)").add_argument
-    flag("--device", default="auto", help="cpu, cuda, or auto: cuda where there is one (auto)")
+    flag("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there (auto)")
     flag("--out", default="runs", help="folder of all trials (runs)")
     flag("--save-every", type=COUNT, default=5000, help="iterations between checkpoints (5000)")
     flag("--snapshot-every", type=NATURAL, help="iterations between kept weights, 0: none")
@@ -216,8 +216,6 @@ def trial_folder(task, args):
 def choose_device(name):
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise Refused(f"unknown --device {name!r} (choose from auto, cpu, cuda)")
     if name == "cuda" and not torch.cuda.is_available():
         raise Refused("--device cuda, but PyTorch finds no CUDA device here (use --device cpu)")
     return torch.device(name)
@@ -241,6 +239,22 @@ def write(path, data, keep=None):
     folder = os.open(path.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
+
+
+@contextlib.contextmanager
+def locked(path):
+    """Hold the lock file `path` and yield True, or False where another process holds it."""
+    with open(path, "w") as file:
+        for wait in (0.2, 0):  # `python report.py` looks at locks for an instant
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(wait)
+            else:
+                yield True
+                return
+        say(f"{path.parent} is being run by another process", file=sys.stderr)
+        yield False
 
 
 def write_json(path, content):
@@ -351,7 +365,7 @@ def resume(task, args, device, folder):
         try:
             state.load(path)
         except Exception as error:  # noqa: BLE001 - whatever a torn file raises, an older checkpoint will do
-            say(f"{path} cannot be used: {str(error).splitlines()[0]}", file=sys.stderr)
+            say(f"{path} cannot be used: {error!r}", file=sys.stderr)
             continue
         say(f"continuing from {path.name}, iteration {state.iteration}")
         return state
@@ -416,6 +430,7 @@ def provenance(task, args, words, state, device):
     return {
         "task": task.name,
         "config": science(args),
+        "run": {k: v for k, v in sorted(vars(args).items()) if k in PLUMBING and v is not None},
         "argv": words,
         "commit": git("rev-parse", "HEAD"),
         "dirty": None if status is None else status != "",
@@ -444,13 +459,19 @@ def show_metrics(metrics):
         print()
 
 
+def read_config(folder):
+    """The flags that a folder was made with, or None where no config.json can be read."""
+    try:
+        return dict(json.loads((folder / "config.json").read_text())["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def refuse_other_flags(folder, args):
     """A folder's name holds every flag that matters, so this catches edited files and changed defaults."""
-    try:
-        before = json.loads((folder / "config.json").read_text())["config"]
-    except (OSError, ValueError, KeyError, TypeError):
+    before, now = read_config(folder), science(args)
+    if before is None:
         return  # none yet, or torn: the folder's name vouches for it
-    now = science(args)
     differ = [k for k in sorted(before | now) if before.get(k) != now.get(k)]
     if differ:
         what = ", ".join(f"--{k.replace('_', '-')} {before.get(k)} there, {now.get(k)} here" for k in differ)
@@ -481,7 +502,7 @@ class Stop:
         self.requested = True
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C stops at once
-        print(f"\n{signal.Signals(number).name}: saving after this iteration", file=sys.stderr)
+        say(f"\n{signal.Signals(number).name}: saving after this iteration", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -506,24 +527,27 @@ def run(task, args, words, stop):
     data = task.build(args, device)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "lock", "w")  # noqa: SIM115 - held until this function returns
+        (folder / "lock").touch()
     except OSError as error:
         raise Refused(f"cannot write to --out {args.out}: {error}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"{folder} is being run by another process", file=sys.stderr)
+    with locked(folder / "lock") as ours:
+        if not ours:
             return RUNNING_ELSEWHERE
         if args.overwrite:
             clear(folder)
         elif result := finished(folder):  # by another process, since we looked
             return say_finished(folder, result)
-        return run_locked(task, args, words, stop, folder, device, data)
+        try:
+            return run_locked(task, args, words, stop, folder, device, data)
+        except Exception as error:
+            with reported_if_disk_fails("failed.json"):
+                write_json(folder / "failed.json", {"error": repr(error)})
+            raise
 
 
 def clear(folder):
-    for path in folder.iterdir():
+    """Delete all but the lock; config.json last, since it vouches for the checkpoints."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name != "lock":
@@ -533,10 +557,12 @@ def clear(folder):
 def run_locked(task, args, words, stop, folder, device, data):
     state = resume(task, args, device, folder)
     origin = provenance(task, args, words, state, device)
-    if not (folder / "config.json").exists():
+    if read_config(folder) is None:
         write_json(folder / "config.json", origin)
     size, threads = f"{origin['parameters']:,} parameters", f"{origin['threads']} threads"
     say(f"{folder}: {size}, {origin['device']}, {threads}")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     progress = Progress(state, args)
     (folder / "failed.json").unlink(missing_ok=True)
     try:
@@ -544,10 +570,11 @@ def run_locked(task, args, words, stop, folder, device, data):
             progress.show(rate)
             if stop.requested and state.iteration < args.iterations:
                 state.save(folder)
-                say(f"stopped at iteration {state.iteration}; the same command continues", file=sys.stderr)
+                again = "the same command" + (" without --overwrite" if args.overwrite else "")
+                say(f"stopped at iteration {state.iteration}; {again} continues", file=sys.stderr)
                 return STOPPED
     except NotFinite as error:
-        print(f"{error}; the last good checkpoint is kept in {folder}", file=sys.stderr)
+        say(f"{error}; the last good checkpoint is kept in {folder}", file=sys.stderr)
         write_json(folder / "failed.json", {"error": str(error)})
         return NOT_FINITE
     result = origin | {
@@ -558,8 +585,8 @@ def run_locked(task, args, words, stop, folder, device, data):
         "peak_memory_bytes": peak_memory(device),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    show_metrics(result["metrics"])
     write_json(folder / "result.json", result)
+    show_metrics(result["metrics"])
     return 0
 
 
@@ -649,6 +676,8 @@ def main(task, report, argv=None):
         for name in names:
             if trials := grid(task, args, given, name):
                 found[name] = [(flags, trial_folder(task, chosen)) for flags, _, chosen in trials]
+        if not found:
+            raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
         report(task, args.scale, found)
 
     try:
@@ -661,6 +690,7 @@ def main(task, report, argv=None):
             return 0
         with stop_signals() as stop:
             if args.all is not None:
+                choose_device(args.device)
                 code = run_all(task, trials_of(args.all), stop)
                 if code != STOPPED:
                     report_on(args.all)
