@@ -281,7 +281,7 @@ def read_numbers(folder):
 
 
 def run(task, args, words, stop):
-    """Evaluate the snapshots that stability.json does not have yet, each as soon as it is done."""
+    """Find one trial, or train it first where that is wanted, and evaluate it."""
     if args.train and (code := trial.run(reverse.TASK, args, words, stop)):
         return code
     folder = Path(args.trial or trial.trial_folder(task, args))
@@ -299,6 +299,7 @@ def run(task, args, words, stop):
 
 
 def evaluate(task, args, words, stop, folder, snapshots, device):
+    """The snapshots that stability.json does not have yet, each written as soon as it is done."""
     target = chosen_target(args)
     path, settings = folder / "stability.json", {"pairs": args.pairs, "target": target}
     known = read_numbers(folder)
