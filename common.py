@@ -292,6 +292,18 @@ def answers(model, episode, batch):
     return predictions, torch.cat(losses).view_as(predictions)
 
 
+class Data:
+    """A trial's data: a task sets `held_out` and `batch`, and its `episode(rows)` says what to answer."""
+
+    def training_episode(self, i):
+        return self.episode(self.held_out.training_rows(i, self.batch))
+
+    def evaluate(self, model):
+        """The metrics of the held-out test."""
+        episode = self.episode(self.held_out.rows)
+        return sequence_metrics(episode, *answers(model, episode, self.batch))
+
+
 def learning_rate(i, peak, warmup, iterations):
     """The rate of iteration i = 1..N: linear warm-up, then half a cosine that ends at 0."""
     if i <= warmup:

@@ -18,12 +18,12 @@ trial takes about a minute on one CPU core.
 import common
 import report
 import trial
-from common import Episode, HeldOut, Refused, distinct_rows, uniform_integers
+from common import Data, Episode, HeldOut, Refused, distinct_rows, uniform_integers
 from report import ACCURACY, Figure, accuracy
 from trial import SEEDS, SMOKE, cross
 
 
-class DelayedAddition:
+class DelayedAddition(Data):
     """The data of one trial: training episodes by iteration, and the held-out test."""
 
     def __init__(self, args, device):
@@ -38,13 +38,6 @@ class DelayedAddition:
     def episode(self, rows):
         x, y = rows.split(self.length, dim=1)
         return Episode(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
-
-    def training_episode(self, i):
-        return self.episode(self.held_out.training_rows(i, self.batch))
-
-    def evaluate(self, model):
-        episode = self.episode(self.held_out.rows)
-        return common.sequence_metrics(episode, *common.answers(model, episode, self.batch))
 
 
 def check(args):

@@ -21,7 +21,7 @@ import torch
 import common
 import report
 import trial
-from common import Episode, HeldOut, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
+from common import Data, Episode, HeldOut, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
 from report import Figure
 from trial import SEEDS, SMOKE, cross
 
@@ -39,7 +39,7 @@ def different_integers(k, shape, length, vocab):
     return x
 
 
-class Predecessor:
+class Predecessor(Data):
     """The data of one trial: training episodes by iteration, and the held-out test."""
 
     def __init__(self, args, device):
@@ -58,12 +58,8 @@ class Predecessor:
         asked = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
         return Episode(rows, x.gather(1, asked - 1), slice(self.length, self.length + 1))
 
-    def training_episode(self, i):
-        return self.episode(self.held_out.training_rows(i, self.batch))
-
     def evaluate(self, model):
-        episode = self.episode(self.held_out.rows)
-        metrics = common.sequence_metrics(episode, *common.answers(model, episode, self.batch))
+        metrics = super().evaluate(model)
         return {"accuracy": metrics["token_accuracy"], "cross_entropy": metrics["cross_entropy"]}
 
 

@@ -26,7 +26,7 @@ import torch
 import common
 import report
 import trial
-from common import Episode, HeldOut, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
+from common import Data, Episode, HeldOut, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
 from report import (
     ACCURACY,
     BOTH_METRICS,
@@ -97,7 +97,7 @@ def dual_frequency_test(seed, vocab, length, count, device):
 # ------------------------------------------------------------------------------------------------------------
 
 
-class Reverse:
+class Reverse(Data):
     """The data of one trial: training episodes by iteration, and the held-out test."""
 
     def __init__(self, args, device):
@@ -141,9 +141,6 @@ class Reverse:
         j = torch.arange(self.length, device=rows.device)
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
         return Episode(inputs, targets, (lengths + j).clamp(max=2 * self.length - 1), j < lengths)
-
-    def training_episode(self, i):
-        return self.episode(self.held_out.training_rows(i, self.batch))
 
     def test_episode(self):
         episode = self.episode(self.held_out.rows)

@@ -19,12 +19,12 @@ import torch
 import common
 import report
 import trial
-from common import Episode, HeldOut, Refused, distinct_rows, uniform_integers
+from common import Data, Episode, HeldOut, Refused, distinct_rows, uniform_integers
 from report import BOTH_METRICS, NONE, SIN, Claim, Figure, accuracy, distance, higher
 from trial import SEEDS, SMOKE, cross
 
 
-class Sort:
+class Sort(Data):
     """The data of one trial: training episodes by iteration, and the held-out test."""
 
     def __init__(self, args, device):
@@ -38,13 +38,6 @@ class Sort:
     def episode(self, rows):
         inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
         return Episode(inputs, rows.sort(dim=1).values, slice(self.length, 2 * self.length))
-
-    def training_episode(self, i):
-        return self.episode(self.held_out.training_rows(i, self.batch))
-
-    def evaluate(self, model):
-        episode = self.episode(self.held_out.rows)
-        return common.sequence_metrics(episode, *common.answers(model, episode, self.batch))
 
 
 def unencoded(args):
