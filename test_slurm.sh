@@ -9,11 +9,13 @@
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit
 unset -v "${!SLURM_@}" "${!SBATCH_@}" # this may be a job on a cluster
-export OMP_NUM_THREADS=1 PYTHON=${PYTHON:-python}
+export OMP_NUM_THREADS=1
 export PATH=$PATH:/usr/sbin:/sbin
-for program in munged slurmctld slurmd sbatch "$PYTHON"; do
+for program in munged slurmctld slurmd sbatch; do
     command -v "$program" >/dev/null || { echo "skipped: no $program (Debian: slurm-wlm, munge)" && exit 77; }
 done
+PYTHON=$(command -v "${PYTHON:-python}") || exit # a path: below, `python` is a function that calls it
+export PYTHON
 
 folder=$(mktemp -d) && logs=$folder/logs && passed=0 failed=0
 iterations=1500 # of each trial, five to fifteen seconds: long enough to be interrupted
