@@ -301,8 +301,11 @@ def draw(figure, cells, name):
             axis.fill_between(xs, low, high, alpha=0.2, color=drawn.get_color(), linewidth=0)
             if len(xs) < 16:
                 axis.vlines(xs, low, high, color=drawn.get_color(), linewidth=1.2)
-        if figure.x == "vocab" and max(xs) > 4 * min(xs):
+        if figure.x == "vocab":
             axis.set_xscale("log", base=2)
+            axis.set_xticks(sorted(set().union(*lines.values())), minor=False)
+            axis.xaxis.set_major_formatter("{x:.0f}")
+            axis.minorticks_off()
         axis.set(title=panel, xlabel=figure.x, ylabel=y_label)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
