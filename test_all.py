@@ -101,9 +101,10 @@ def fork(words, limit=None, task=reverse.TASK):
     except BaseException:  # noqa: BLE001 - a child must never return into the test run
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+        finally:  # whatever a full log does, the child must not return into the test run
+            os._exit(code)
 
 
 def wait(child):

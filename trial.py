@@ -453,10 +453,9 @@ def peak_memory(device):
 def show_metrics(metrics):
     """The metrics in plain words; of those by condition or length, the mean of each."""
     for name, value in metrics.items():
-        print(f"{name.replace('_', ' ')}:", end="")
-        for part, numbers in value.items() if isinstance(value, dict) else [("", value)]:
-            print(f" {part} {np.mean(numbers):.4f}".replace("  ", " "), end="")
-        print()
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        numbers = "".join(f" {part} {np.mean(x):.4f}".replace("  ", " ") for part, x in parts)
+        say(f"{name.replace('_', ' ')}:{numbers}")
 
 
 def read_config(folder):
@@ -539,10 +538,19 @@ def run(task, args, words, stop):
             return say_finished(folder, result)
         try:
             return run_locked(task, args, words, stop, folder, device, data)
+        except NotFinite as error:
+            say(f"{error}; the last good checkpoint is kept in {folder}", file=sys.stderr)
+            mark_failed(folder, str(error))
+            return NOT_FINITE
         except Exception as error:
-            with reported_if_disk_fails("failed.json"):
-                write_json(folder / "failed.json", {"error": repr(error)})
+            mark_failed(folder, repr(error))
             raise
+
+
+def mark_failed(folder, error):
+    """For `python report.py`; the next start removes it."""
+    with reported_if_disk_fails("failed.json"):
+        write_json(folder / "failed.json", {"error": error})
 
 
 def clear(folder):
@@ -565,18 +573,13 @@ def run_locked(task, args, words, stop, folder, device, data):
         torch.cuda.reset_peak_memory_stats(device)
     progress = Progress(state, args)
     (folder / "failed.json").unlink(missing_ok=True)
-    try:
-        for rate in train(state, data, args, folder):
-            progress.show(rate)
-            if stop.requested and state.iteration < args.iterations:
-                state.save(folder)
-                again = "the same command" + (" without --overwrite" if args.overwrite else "")
-                say(f"stopped at iteration {state.iteration}; {again} continues", file=sys.stderr)
-                return STOPPED
-    except NotFinite as error:
-        say(f"{error}; the last good checkpoint is kept in {folder}", file=sys.stderr)
-        write_json(folder / "failed.json", {"error": str(error)})
-        return NOT_FINITE
+    for rate in train(state, data, args, folder):
+        progress.show(rate)
+        if stop.requested and state.iteration < args.iterations:
+            state.save(folder)
+            again = "the same command" + (" without --overwrite" if args.overwrite else "")
+            say(f"stopped at iteration {state.iteration}; {again} continues", file=sys.stderr)
+            return STOPPED
     result = origin | {
         "metrics": data.evaluate(state.model),
         "iterations": state.iteration,
@@ -666,18 +669,16 @@ def main(task, report, argv=None):
     parser, args, given = parse(task, argv)
 
     def trials_of(figure):
-        if trials := grid(task, args, given, figure):
-            return trials
-        raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
+        if not (trials := grid(task, args, given, figure)):
+            raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
+        return trials
 
     def report_on(figure):
-        names = [figure] if figure else task.grids[args.scale]
+        trials_of(figure)  # refuses where there are none
         found = {}
-        for name in names:
+        for name in [figure] if figure else task.grids[args.scale]:
             if trials := grid(task, args, given, name):
                 found[name] = [(flags, trial_folder(task, chosen)) for flags, _, chosen in trials]
-        if not found:
-            raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
         report(task, args.scale, found)
 
     try:
