@@ -331,7 +331,7 @@ class Model(nn.Module):
         return self.readout(self.features(inputs, steps))
 
     def input_products(self, embedded, time):
-        """Products with the layer's input weights of embeddings (R, E) and of the steps, (R, G) and (time, G)."""
+        """The input weights' products with embeddings (R, E) and with the steps -> (R, G), (time, G)."""
         (weight, bias), vectors, E = self.layer.input_map(), self.encoding(time), embedded.shape[1]
         if self.encoding.name == "dup":
             weight = weight[:, :E] + weight[:, E:]
@@ -345,7 +345,7 @@ class Model(nn.Module):
             return self.layer(self.represent(inputs), steps)
         time = inputs.shape[1]
         tokens, embedded = inputs[:, : time - commands].T, self.embedding.weight
-        if not inputs.is_cuda:  # a GPU would be waited for; the last row stays the command
+        if inputs.device.type == "cpu":  # a GPU would be waited for; the last row stays the command
             used, tokens = tokens.unique(return_inverse=True)
             embedded = self.embedding(F.pad(used, (0, 1), value=len(embedded) - 1))
         table, clock = self.input_products(embedded, time)

@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import common
 import delayed_add
 import predecessor
+import recurrence
 import report
 import reverse
 import sort
@@ -583,6 +584,294 @@ def test_an_iteration_never_waits_and_reads_out_answers_only():
             next(trial.train(state, data, args, folder))
         assert not watch.waits, watch.waits
         assert watch.largest == 7 * 20 * 900, "the largest tensor is the logits of B*L answers"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The fast engine, and what needs CUDA
+# ------------------------------------------------------------------------------------------------------------
+
+
+def loss_and_gradients(model, episode, **engine):
+    model.fast, model.compiled = engine.get("fast", False), engine.get("compiled", False)
+    model.zero_grad()
+    loss, accuracy = model.loss_and_accuracy(episode)
+    loss.backward()
+    return loss, accuracy, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def random_episodes(length, vocab, batch):
+    """Answers at the last steps after commands, with and without short rows; and without commands."""
+    rows = torch.randint(vocab, (batch, length))
+    with_commands = torch.cat([rows, torch.full_like(rows, vocab)], 1)
+    last = slice(length, 2 * length)
+    steps, weight = torch.randint(2 * length, (batch, length)), torch.rand(batch, length) > 0.3
+    weight[0, 0] = True
+    yield common.Episode(with_commands, rows.flip(1), last, commands=length)
+    yield common.Episode(with_commands, rows.flip(1), steps, weight, length)
+    yield common.Episode(torch.randint(vocab, (batch, 2 * length)), rows, last)
+
+
+def compare_engines(dtype, tolerance, sizes, **engine):
+    for kind, pe, combine in itertools.product(MODELS, ENCODINGS, ("concat", "add")):
+        if combine == "add" and pe in ("none", "dup"):
+            continue
+        for length, vocab, batch in sizes:
+            model = common.Model(kind, pe, vocab, 6, 10, 2 * length, combine).to(dtype)
+            for episode in random_episodes(length, vocab, batch):
+                loss, accuracy, gradients = loss_and_gradients(model, episode)
+                found = loss_and_gradients(model, episode, fast=True, **engine)
+                close(found[0], loss, tolerance)
+                assert abs(found[1] - accuracy) < 1e-6
+                for name, gradient in gradients.items():
+                    if gradient.norm() > 1e-6:  # some are rounding alone, as that of a state never used
+                        close(found[2][name], gradient, tolerance)
+                with torch.no_grad():
+                    logits = model(episode.inputs, episode.steps)  # still the fast engine
+                    model.fast = False
+                    close(logits, model(episode.inputs, episode.steps), tolerance)
+
+
+def test_engines_agree():
+    torch.manual_seed(0)
+    sizes = [(4, 7, 5), (1, 2, 1), (6, 40, 3)]
+    compare_engines(torch.float64, 1e-10, sizes)
+    compare_engines(torch.float32, 1e-5, sizes[:1])
+
+
+def test_engines_agree_with_compiled_steps():
+    if not recurrence.can_compile("cpu"):
+        raise Skip("no C++ compiler for torch.compile")
+    torch.manual_seed(0)
+    compare_engines(torch.float64, 1e-10, [(4, 7, 5)], compiled=True)
+
+
+def test_without_a_compiler_steps_are_not_compiled():
+    recurrence.can_compile.cache_clear()
+    with mock.patch.object(torch, "compile", side_effect=RuntimeError("no compiler")):
+        assert recurrence.can_compile("cpu") is False
+    recurrence.can_compile.cache_clear()
+
+
+def test_released_code_gives_the_same_numbers_in_the_fast_engine():
+    for case, numbers in fixture_cases(FIXTURE).items():
+        model, tokens, length = (
+            fixture_model(case, numbers),
+            numbers["tokens"],
+            numbers["tokens"].shape[1] // 2,
+        )
+        episode = common.Episode(tokens, tokens[:, :length].flip(1), slice(length, None), commands=length)
+        loss, _, gradients = loss_and_gradients(model, episode, fast=True)
+        tolerance = 2e-5 if case.startswith("s4d") else 1e-9
+        close(model(tokens, slice(0, None)).transpose(0, 1), numbers["logits"], tolerance)
+        close(loss, numbers["loss"], tolerance)
+        close(torch.cat([g.flatten() for g in gradients.values()]).norm(), numbers["grad_norm"], tolerance)
+        if "grad_embedding" in numbers:
+            close(gradients["embedding.weight"], numbers["grad_embedding"], tolerance)
+
+
+def sweep_inputs(gates, extra, sizes, read, table_rows=3, H=2):
+    """Random arguments of recurrence.lstm or gru, in float64."""
+    draw = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    tokens = torch.randint(table_rows, (sum(sizes[:read]),))
+    return (
+        draw(table_rows, gates * H),
+        draw(len(sizes), gates * H),
+        tokens,
+        sizes,
+        False,
+        draw(gates * H, H),
+    ) + ((draw(H),) if extra else ())
+
+
+def test_gradcheck_of_the_sweeps():
+    torch.manual_seed(0)
+    for sizes, read in (
+        ([2, 2, 2], 3),
+        ([2, 2, 2], 1),
+        ([3, 2, 2, 1], 4),
+        ([3, 2, 1], 2),
+        ([1], 1),
+        ([2, 1], 0),
+    ):
+        assert torch.autograd.gradcheck(recurrence.lstm, sweep_inputs(4, False, sizes, read))
+        assert torch.autograd.gradcheck(recurrence.gru, sweep_inputs(3, True, sizes, read))
+
+
+def test_packed_rows_are_those_of_a_packed_sequence():
+    torch.manual_seed(0)
+    lengths = torch.tensor([9, 7, 7, 2, 1])
+    inputs = torch.randint(20, (9, 5))
+    for kind in ("gru", "lstm"):
+        model = common.Model(kind, "sin", 20, 6, 8, 9).double()
+        x = torch.nn.utils.rnn.pack_padded_sequence(model.represent(inputs.T), lengths)
+        tokens = torch.nn.utils.rnn.pack_padded_sequence(inputs, lengths).data
+        plain = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM}[kind](12, 8).double()
+        plain.load_state_dict(model.layer.state_dict())
+        wanted = plain(x)[0].data
+        table, clock = model.input_products(model.embedding.weight, 9)
+        found = model.layer.sweep(table, clock, tokens, x.batch_sizes.tolist(), False)
+        close(found, wanted, 1e-12)
+        upstream = torch.randn_like(wanted)
+        wanted.backward(upstream)
+        found.backward(upstream)
+        for (name, p), q in zip(model.layer.named_parameters(), plain.parameters()):
+            close(p.grad, q.grad, 1e-10)
+
+
+def test_half_precision_trains():
+    """As --precision bf16 does on CUDA: the same autocast, on a CPU."""
+    for kind in MODELS:
+        final = {}
+        for precision in ("fp32", "bf16"):
+            args = args_of(f"--scale smoke --model {kind} --iterations 60 --lr 0.01 --engine fast --batch 32")
+            state, data = (
+                trial.State(reverse.TASK, args, torch.device("cpu")),
+                reverse.Reverse(args, torch.device("cpu")),
+            )
+            state.how["precision"] = precision
+            with workplace() as folder:
+                for _ in trial.train(state, data, args, folder):
+                    pass
+            assert all(p.dtype == torch.float32 for p in state.model.parameters())
+            first, final[precision] = state.rows[0][1], state.rows[-1][1]
+            assert final[precision] < first - 0.2, (kind, precision, state.rows)
+        assert final["bf16"] != final["fp32"] and abs(final["bf16"] - final["fp32"]) < 0.1, (kind, final)
+
+
+def test_engine_is_chosen_from_the_configuration():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+
+    def chosen(flags, device=cpu):
+        args = args_of(flags)
+        return trial.choose_engine(reverse.TASK, args, device)
+
+    with mock.patch("recurrence.can_compile", lambda device: True):
+        assert chosen("--hidden 255")["engine"] == "torch" and chosen("--hidden 256")["engine"] == "fast"
+        assert chosen("--hidden 8 --engine fast")["engine"] == "fast"
+        assert chosen("--engine torch")["engine"] == "torch" and not chosen("--engine torch")["compiled"]
+        assert chosen("")["compiled"] and not chosen("--iterations 999")["compiled"]
+        assert chosen("--scale quick")["engine"] == chosen("--scale smoke")["engine"] == "torch"
+        assert chosen("")["precision"] == "fp32" and not chosen("")["graph"]
+        there = chosen("--hidden 8 --iterations 5", cuda)
+        assert there["engine"] == "fast" and there["compiled"] and there["graph"]
+        assert there["precision"] == "tf32" and not chosen("--no-graph", cuda)["graph"]
+        assert chosen("--precision bf16", cuda)["precision"] == "bf16"
+    with mock.patch("recurrence.can_compile", lambda device: False):
+        assert not chosen("")["compiled"]
+
+
+def test_only_bf16_names_the_folder():
+    folder = lambda flags: trial.trial_folder(reverse.TASK, args_of(flags))
+    plain = folder("")
+    for flags in ("--precision tf32", "--precision fp32", "--engine torch", "--no-graph", "--deterministic"):
+        assert folder(flags) == plain, flags
+    assert folder("--precision bf16").parent.name == plain.parent.name + "-precision=bf16"
+    for precision in ("tf32", "bf16"):
+        with workplace() as out:
+            code, _, err = cli(f"--scale smoke --device cpu --precision {precision} --out {out}/runs")
+            assert code == 2 and err.count("\n") == 1 and "CPU" in err and not (out / "runs").exists(), err
+
+
+def test_an_iteration_on_a_device_never_waits():
+    """On the meta device an operation that needs a value raises, and so does one with tensors of a CPU."""
+    cases = [
+        (reverse.TASK, flags) for flags in ("", "--min-length 4", "--dual-freq --held-out 160", "--pe dup")
+    ]
+    cases += [(module.TASK, "") for module in SCRIPTS]
+    for (task, flags), kind in itertools.product(cases, MODELS):
+        args = args_of(f"--scale smoke --engine fast --model {kind} {flags}", task)
+        cpu, meta = torch.device("cpu"), torch.device("meta")
+        data, state = task.build(args, cpu), trial.State(task, args, cpu)
+        for name in ("rows", "hashes", "allowed_row"):
+            setattr(data.held_out, name, getattr(data.held_out, name).to(meta))
+        state.model.to(meta)
+        state.sums = state.sums.to(meta)
+        state.optimizer = torch.optim.Adam(state.model.parameters(), foreach=False)
+        no_autocast = mock.patch("torch.autocast", lambda *_, **__: contextlib.nullcontext())
+        with no_autocast, mock.patch.object(state.optimizer, "step"):  # torch's own, capturable on CUDA
+            trial.iteration(state, data, args, torch.zeros((), dtype=torch.int64, device=meta))
+        assert state.sums.device == meta
+
+
+def test_capture_leaves_no_trace():
+    """The warm-up that a CUDA graph needs changes neither weights nor moments, whether or not one follows."""
+    args = args_of("--scale smoke --model gru --engine fast --iterations 6")
+    states = [trial.State(reverse.TASK, args, torch.device("cpu")) for _ in range(2)]
+    data = reverse.Reverse(args, torch.device("cpu"))
+    with workplace() as folder:
+        for state, before in zip(states, (0, 1)):
+            loops = trial.train(state, data, args, folder)
+            next(loops)
+            next(loops)
+            if before:
+                warming = mock.patch.object(trial, "iteration", wraps=trial.iteration)
+                capture = mock.patch("torch.cuda.CUDAGraph", side_effect=RuntimeError)
+                with warming as warmed, capture, contextlib.suppress(RuntimeError):
+                    trial.captured(state, data, args)
+                assert warmed.call_count == 3
+            for _ in loops:
+                pass
+    first, second = (state.optimizer.state_dict()["state"] for state in states)
+    for p, q in zip(states[0].model.parameters(), states[1].model.parameters()):
+        assert torch.equal(p, q)
+    for i in first:
+        assert all(torch.equal(first[i][name], second[i][name]) for name in first[i])
+    assert states[0].rows[-1][:3] == states[1].rows[-1][:3]
+
+
+def test_seeds_together_are_each_alone():
+    flags = "--scale smoke --model gru --vocab 8"
+    with workplace() as out:
+        for seed in (3, 4, 5):
+            assert cli(f"{flags} --seed {seed} --out {out}/alone")[0] == 0
+        code, printed, _ = cli(f"{flags} --seed 3-5 --out {out}/range")
+        assert code == 0 and "[3/3]" in printed
+        stop, trials = trial.Stop(), []
+        for seed in (3, 4, 5):
+            args = args_of(f"{flags} --seed {seed} --out {out}/together")
+            trials.append(({}, [], args))
+        codes, printed, _ = captured(lambda: trial.together(reverse.TASK, trials, stop))
+        assert codes == [0, 0, 0]
+        lines = re.findall(r"seed (\d): iteration (\d+)/", printed)
+        assert [x for x in lines if x[1] == "5"] == [("3", "5"), ("4", "5"), ("5", "5")], lines
+        assert lines.index(("3", "10")) > lines.index(("5", "5")), "they take turns"
+        for path in sorted((out / "alone").rglob("result.json")):
+            metrics = json.loads(path.read_text())["metrics"]
+            for other in ("range", "together"):
+                found = out / other / path.relative_to(out / "alone")
+                assert json.loads(found.read_text())["metrics"] == metrics
+        code, _, err = cli(f"{flags} --seed 5-3 --out {out}/no")
+        assert code == 2 and err.count("\n") == 1
+
+
+def test_cuda():
+    if not torch.cuda.is_available():
+        raise Skip("no CUDA device")
+    results = {}
+    flags = "--scale smoke --iterations 300 --batch 64 --lr 0.01 --device cuda"
+    for kind, (name, more) in itertools.product(MODELS, CUDA_FLAGS.items()):
+        with workplace() as out:
+            assert cli(f"{flags} --model {kind} {more} --out {out}")[0] == 0
+            found = sorted(out.rglob("result.json"))
+            results[kind, name] = [json.loads(path.read_text())["metrics"] for path in found]
+    for kind in MODELS:
+        graph, eager = results[kind, "graph"][0], results[kind, "eager"][0]
+        assert abs(graph["cross_entropy"] - eager["cross_entropy"]) < 0.05, (kind, graph, eager)
+        assert results[kind, "same bits"] == results[kind, "same bits again"], kind
+        assert abs(results[kind, "bf16"][0]["cross_entropy"] - eager["cross_entropy"]) < 0.2, kind
+        for alone, beside in zip(results[kind, "graph"], results[kind, "together"]):
+            assert abs(alone["cross_entropy"] - beside["cross_entropy"]) < 0.05, kind
+
+
+CUDA_FLAGS = {
+    "graph": "",
+    "eager": "--no-graph",
+    "fp32": "--precision fp32",
+    "bf16": "--precision bf16",
+    "same bits": "--deterministic",
+    "same bits again": "--deterministic",
+    "together": "--seed 0-2",
+}
 
 
 # ------------------------------------------------------------------------------------------------------------
