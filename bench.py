@@ -93,7 +93,8 @@ def build(name, variant, flags, device, folder):
     model, encoding, vocab, batch = CONFIGURATIONS[name]
     batch = 512 if device.type == "cuda" else batch
     words = f"--model {model} --pe {encoding} --vocab {vocab} --batch {batch} --device {device.type}"
-    words += " --log-every 1000000 " + (flags if flags.startswith("--") else "")
+    words += f" --hidden {SIZE} --embed {SIZE} --length {LENGTH} --log-every 1000000 "
+    words += flags if flags.startswith("--") else ""
     _, args, _ = trial.parse(reverse.TASK, words.split())
     trial.complete(reverse.TASK, args)
     data = reverse.TASK.build(args, device)

@@ -36,6 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import bench
 import common
 import delayed_add
 import predecessor
@@ -861,6 +862,49 @@ def test_cuda():
         assert abs(results[kind, "bf16"][0]["cross_entropy"] - eager["cross_entropy"]) < 0.2, kind
         for alone, beside in zip(results[kind, "graph"], results[kind, "together"]):
             assert abs(alone["cross_entropy"] - beside["cross_entropy"]) < 0.05, kind
+
+
+def test_bench_compares_equals_and_counts_operations():
+    torch.manual_seed(0)
+    sizes = dict(SIZE=6, LENGTH=4, CONFIGURATIONS={f"{m}-sin": (m, "sin", 9, 5) for m in MODELS})
+    with mock.patch.multiple(bench, **sizes), workplace() as folder:
+        for kind in MODELS:
+            model, plain = common.Model(kind, "sin", 9, 6, 6, 8), bench.Plain(kind, "sin", 9)
+            plain.load_state_dict(model.state_dict(), strict=False)
+            inputs = torch.randint(10, (5, 8))
+            close(plain(inputs), model(inputs, slice(0, None)), 1e-6)
+        rows = 4 * 5, 9 + 1 + 8  # answers; integers, the command and steps that the input weights meet
+        by_hand = {
+            "lstm": 2 * rows[0] * 6 * 24 + rows[1] * 6 * 24 + rows[0] * 6 * 9,
+            "gru": 2 * rows[0] * 6 * 18 + rows[1] * 6 * 18 + rows[0] * 6 * 9,
+            "s4d": 6 * 4 * rows[0] + rows[0] * 6 * 12 + rows[1] * 6 * 6 + rows[0] * 6 * 9,
+        }
+        for kind, products in by_hand.items():
+            assert bench.necessary_operations(f"{kind}-sin", False) == 6 * products
+        words = [
+            "--only",
+            "gru-sin",
+            "s4d-sin",
+            "--repeats",
+            "2",
+            "--device",
+            "cpu",
+            "--json",
+            "numbers.json",
+        ]
+        code, printed, _ = captured(lambda: bench.main(words))
+        assert code == 0 and printed == captured(lambda: bench.main(["--show", "numbers.json"]))[1]
+        content = json.loads((folder / "numbers.json").read_text())
+        found = content["configurations"]["gru-sin"]["variants"]
+        assert {name: len(x["ms"]) for name, x in found.items()} == {
+            "plain": 2,
+            "not compiled": 2,
+            "suite": 2,
+        }
+        ratio = np.median(found["plain"]["ms"]) / np.median(found["suite"]["ms"])
+        assert re.search(rf"suite .* {ratio:.2f} ", printed), printed
+        code, _, err = captured(lambda: bench.main(["--show", "nowhere.json"]))
+        assert code == 2 and err.count("\n") == 1
 
 
 CUDA_FLAGS = {
