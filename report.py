@@ -35,6 +35,9 @@ class Figure:
     curves: Callable | None = None
     y: str = "accuracy"  # of the curves
     file: str = "result.json"  # or stability.json, whose metrics stand at its top level
+    curve: bool = False  # read curve.csv too, as metrics["curve"]: {column: [values]}
+    log_y: bool = False
+    table: Callable | None = None  # table(cells, scale) prints it, where that is not a table per metric
 
     def lines(self, flags, metrics):
         """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
@@ -166,11 +169,18 @@ def helps_at_each_vocab(figure, metric, grids):
 # ------------------------------------------------------------------------------------------------------------
 
 
+def read_curve(path):
+    header, *rows = path.read_text().splitlines()
+    return dict(zip(header.split(","), np.array([row.split(",") for row in rows], dtype=float).T.tolist()))
+
+
 def read_result(figure, flags, folder):
     """-> (metrics or None, what is wrong with the file or None); a file is good if the figure can use it."""
     try:
         content = json.loads((folder / figure.file).read_text())
         metrics = content["metrics"] if figure.file == "result.json" else content
+        if figure.curve:
+            metrics = metrics | {"curve": read_curve(folder / "curve.csv")}
         _ = [float(metric(metrics)) for metric in figure.metrics.values()], figure.lines(flags, metrics)
         return metrics, None
     except FileNotFoundError:
@@ -237,7 +247,9 @@ def show(task, scale, figures):
             print(f"  cannot be read, left out: {fault}")
         if not finished:
             continue
-        for metric_name, metric in figure.metrics.items():
+        if figure.table:
+            figure.table(cells, scale)
+        for metric_name, metric in {} if figure.table else figure.metrics.items():
             print()
             table(cells.groups(), metric_name, metric)
         print()
@@ -306,6 +318,8 @@ def draw(figure, cells, name):
             axis.set_xticks(sorted(set().union(*lines.values())), minor=False)
             axis.xaxis.set_major_formatter("{x:.0f}")
             axis.minorticks_off()
+        if figure.log_y:
+            axis.set_yscale("log")
         axis.set(title=panel, xlabel=figure.x, ylabel=y_label)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")

@@ -56,6 +56,7 @@ class Task:
     unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
     folder: str = ""  # under --out, where it is another task's: stability.py reads the trials of reverse.py
     run: Callable | None = None  # what is done with one trial, where that is not `run` below
+    without: tuple = ()  # shared flags that mean nothing to this task, such as "--held-out": it has none
 
 
 def cross(**flags):
@@ -73,7 +74,11 @@ SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_eve
 # What cannot change a result beyond rounding, or chooses what to do. Every other flag names the folder.
 PLUMBING = {"device", "out", "save_every", "snapshot_every", "log_every", "overwrite"}
 PLUMBING |= {"scale", "list", "all", "report"}
+PLUMBING |= {"data", "download", "prepare"}  # of the language models: where the text is
 PLUMBING |= {"pairs", "target", "memory", "trial", "train"}  # of stability.py, about trials that exist
+# Not flags: hashes of the files a trial reads, set by the task's `run`. Recorded and compared like the flags,
+# they name no folder, so that --report needs no text.
+FINGERPRINTS = {"text_sha256", "pieces_sha256"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -113,7 +118,11 @@ def make_parser(task):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    flag = parser.add_argument_group("model").add_argument
+
+    def adder(group):
+        return lambda name, **how: name in task.without or group.add_argument(name, **how)
+
+    flag = adder(parser.add_argument_group("model"))
     flag("--model", choices=list(common.LAYERS), default="lstm", help="the layer (lstm)")
     flag("--pe", choices=common.ENCODINGS, default="sin", help="encoding of the time step (sin)")
     flag("--combine", choices=["concat", "add"], default="concat", help="encoding with embedding (concat)")
@@ -121,14 +130,14 @@ def make_parser(task):
     flag("--embed", type=COUNT, default=512, help="size of the embedding, and of the encoding (512)")
 
     group = parser.add_argument_group("data")
-    flag = group.add_argument
+    flag = adder(group)
     flag("--vocab", type=VOCAB, default=16384, help="number of different integers, K (%(default)s)")
     flag("--length", type=COUNT, default=64, help="integers in the input, L (%(default)s)")
     flag("--held-out", type=COUNT, help="test sequences, never trained on (1024)")
     flag("--seed", type=SEED, default=0, help="draws weights, data and held-out set (0)")
     task.add_flags(group)
 
-    flag = parser.add_argument_group("training (Adam; the defaults are the paper's)").add_argument
+    flag = adder(parser.add_argument_group("training (Adam; the defaults are the paper's)"))
     flag("--iterations", type=COUNT, default=300_000, help="batches to train on (%(default)s)")
     flag("--batch", type=COUNT, default=512, help="sequences per iteration (512)")
     flag("--lr", type=POSITIVE, default=1e-3, help="peak of the learning rate (0.001)")
@@ -137,7 +146,7 @@ def make_parser(task):
     flag("--eps", type=NOT_NEGATIVE, default=1e-8, help="Adam's epsilon; released code: 1e-9 (1e-8)")
     flag("--clip", type=NOT_NEGATIVE, default=1.0, help="largest gradient norm, 0: any; released code's (1)")
 
-    flag = parser.add_argument_group("this run (changes no result)").add_argument
+    flag = adder(parser.add_argument_group("this run (changes no result)"))
     flag("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there (auto)")
     flag("--out", default="runs", help="folder of all trials (runs)")
     flag("--save-every", type=COUNT, default=5000, help="iterations between checkpoints (5000)")
@@ -145,7 +154,7 @@ def make_parser(task):
     flag("--log-every", type=COUNT, default=100, help="iterations per row of curve.csv (100)")
     flag("--overwrite", action="store_true", help="delete the trial's folder and start anew")
 
-    flag = parser.add_argument_group("many trials").add_argument
+    flag = adder(parser.add_argument_group("many trials"))
     flag("--scale", choices=list(task.scales), default="paper", help="set of defaults and grids (paper)")
     figures = ", ".join(task.grids["paper"])
     flag("--list", nargs="?", const="", metavar="FIGURE", help=f"print a command per trial: {figures}")
@@ -206,7 +215,7 @@ def science(args):
 def trial_folder(task, args):
     """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, for completed args."""
     usual = paper_defaults(task) | derived_defaults(task, args)
-    named = ("model", "pe", "vocab", "length", "seed")
+    named = {"model", "pe", "vocab", "length", "seed"} | FINGERPRINTS
     other = {k: v for k, v in science(args).items() if k not in named and v != usual[k]}
     words = [k.replace("_", "-") + ("" if v is True else f"={v}") for k, v in other.items()]
     name = "-".join([args.model, args.pe, f"K{args.vocab}", f"L{args.length}", *words])
@@ -473,8 +482,10 @@ def refuse_other_flags(folder, args):
         return  # none yet, or torn: the folder's name vouches for it
     differ = [k for k in sorted(before | now) if before.get(k) != now.get(k)]
     if differ:
-        what = ", ".join(f"--{k.replace('_', '-')} {before.get(k)} there, {now.get(k)} here" for k in differ)
-        raise Refused(f"{folder} was made with other flags: {what} (--overwrite starts anew)")
+        names = [k if k in FINGERPRINTS else f"--{k.replace('_', '-')}" for k in differ]
+        what = ", ".join(f"{n} {before.get(k)} there, {now.get(k)} here" for n, k in zip(names, differ))
+        kind = "text" if set(differ) & FINGERPRINTS else "flags"
+        raise Refused(f"{folder} was made with other {kind}: {what} (--overwrite starts anew)")
 
 
 def finished(folder):
