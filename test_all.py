@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 import delayed_add
+import lm_shakespeare
 import predecessor
 import report
 import reverse
@@ -1836,6 +1837,238 @@ def test_stability_claims():
             cells = report.Cells(trials).where(**claim.where)
             holds, numbers = claim.check(cells)
             assert holds is expected, (claim.text, expected, numbers)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tiny Shakespeare
+# ------------------------------------------------------------------------------------------------------------
+
+SHAKESPEARE, WHOLE_TEXT = lm_shakespeare.TASK, HERE / "data" / "tinyshakespeare.txt"
+A_TEXT = "".join((HERE / name).read_text() for name in ("README.md", "trial.py")).encode()
+
+
+@contextlib.contextmanager
+def library(text=A_TEXT):
+    """A workplace with a text where lm_shakespeare.py looks for one."""
+    with workplace() as folder:
+        Path("data").mkdir()
+        Path("data/tinyshakespeare.txt").write_bytes(text)
+        yield folder
+
+
+def transformer(pe, vocab=11, width=12, heads=2, layers=2, positions=9, spread=0.3):
+    """A model in float64 with weights large enough for everything to matter."""
+    torch.manual_seed(3)
+    model = lm_shakespeare.Transformer(pe, vocab, width, heads, layers, positions).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * spread)
+    return model
+
+
+def shakespeare_args(words="", task=SHAKESPEARE):
+    return args_of(f"--scale smoke {words}", task)
+
+
+def toeplitz_error(scores):
+    """How far scores (..., T, T) are from depending on the distance alone."""
+    return (scores[..., 1:, 1:] - scores[..., :-1, :-1]).abs().max().item()
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    rotary, (q, k) = common.Rotary(5, 6), torch.randn(2, 6, dtype=torch.float64)
+    queries, keys = rotary(q.expand(40, 6)), rotary(k.expand(40, 6))  # longer than the 5 positions kept
+    scores = queries @ keys.T
+    assert toeplitz_error(scores) < 1e-10
+    theta = 10000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+    for m, n in ((0, 0), (7, 3), (3, 7), (39, 0)):  # Eq. 6, summed over the pairs
+        product = torch.complex(q[0::2], q[1::2]) * torch.complex(k[0::2], k[1::2]).conj()
+        wanted = (product * torch.polar(torch.ones(3, dtype=torch.float64), (m - n) * theta)).real.sum()
+        assert abs(scores[m, n] - wanted) < 1e-10
+    assert abs(scores[7, 3] - scores[3, 7]) > 1e-3, "it does depend on the distance"
+
+
+def test_relation_2_holds_for_rotary_and_fails_for_absolute_encodings():
+    """The same token everywhere: scores that depend on the distance alone are the same along diagonals."""
+    for pe in lm_shakespeare.ENCODINGS:
+        model = transformer(pe)
+        x = model.position(model.embedding(torch.full((1, 9), 4)))
+        q, k, _ = model.blocks[0].attention.queries_keys_values(model.blocks[0].norm1(x))
+        error = toeplitz_error(q @ k.transpose(-1, -2))
+        assert error < 1e-10 if pe in ("none", "rotary") else error > 0.01, (pe, error)
+
+
+def test_what_is_added_to_the_tokens():
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    added = {pe: transformer(pe).position(x) for pe in lm_shakespeare.ENCODINGS}
+    assert torch.equal(added["none"], x) and torch.equal(added["rotary"], x)
+    for t, i in itertools.product(range(7), range(6)):  # Eq. 5
+        angle = t / 10000 ** (2 * i / 12)
+        close(added["sin"][:, t, 2 * i], x[:, t, 2 * i] + math.sin(angle), 1e-12)
+        close(added["sin"][:, t, 2 * i + 1], x[:, t, 2 * i + 1] + math.cos(angle), 1e-12)
+    close(added["learned"], x + transformer("learned").position.encoding.table[:7], 1e-12)
+    position = transformer("layernorm-learned").position  # Eq. 9
+    centred = x - x.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    close(
+        added["layernorm-learned"],
+        normal * position.norm.weight + position.norm.bias + position.encoding.table[:7],
+        1e-12,
+    )
+
+
+def test_learned_encoding_has_a_last_position_and_parameters():
+    for pe, more in (("none", 0), ("sin", 0), ("rotary", 0), ("learned", 0), ("layernorm-learned", 24)):
+        model, plain = transformer(pe, positions=9), transformer("none")
+        size = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
+        assert size == sum(p.numel() for p in model.position.parameters())
+        assert size == (9 * 12 + more if "learned" in pe else 0), pe
+        longer = torch.zeros(1, 10, dtype=torch.long)
+        if "learned" in pe:
+            try:
+                model(longer)
+                raise AssertionError("no error")
+            except common.Refused as error:
+                assert "9 positions" in str(error) and "10 steps" in str(error)
+        else:
+            assert model(longer).shape == (1, 10, 11)
+
+
+def plain_transformer(model, pe, tokens):
+    """Logits (T, K) of one sequence, position by position and head by head."""
+
+    def layer_norm(norm, x):
+        return (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt() * norm.weight + norm.bias
+
+    def turned(x, t):
+        if pe != "rotary":
+            return x
+        y = x.clone()
+        for i in range(len(x) // 2):
+            angle = t * 10000.0 ** (-2 * i / len(x))
+            rotation = x.new_tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+            y[2 * i : 2 * i + 2] = rotation @ x[2 * i : 2 * i + 2]
+        return y
+
+    rows = []
+    for t, token in enumerate(tokens):
+        x = model.embedding.weight[token]
+        if pe == "layernorm-learned":
+            x = layer_norm(model.position.norm, x)
+        if "learned" in pe:
+            x = x + model.position.encoding.table[t]
+        if pe == "sin":
+            angles = [t / 10000 ** (2 * i / len(x)) for i in range(len(x) // 2)]
+            x = x + x.new_tensor([wave(angle) for angle in angles for wave in (math.sin, math.cos)])
+        rows.append(x)
+    for block in model.blocks:
+        attention, size = block.attention, len(rows[0])
+        parts = [(attention.read.weight @ layer_norm(block.norm1, x)).split(size) for x in rows]
+        after = []
+        for t, x in enumerate(rows):
+            heads = []
+            for head in range(attention.heads):
+                d = size // attention.heads
+                part = slice(head * d, head * d + d)
+                q = turned(parts[t][0][part], t)
+                scores = torch.stack([q @ turned(parts[s][1][part], s) for s in range(t + 1)]) / math.sqrt(d)
+                heads.append(sum(w * parts[s][2][part] for s, w in enumerate(scores.softmax(0))))
+            x = x + attention.write.weight @ torch.cat(heads) + attention.write.bias
+            first, _, second = block.network
+            hidden = (first.weight @ layer_norm(block.norm2, x) + first.bias).clamp(min=0)
+            after.append(x + second.weight @ hidden + second.bias)
+        rows = after
+    return torch.stack([model.readout.weight @ layer_norm(model.norm, x) + model.readout.bias for x in rows])
+
+
+def test_transformer_is_the_plain_one():
+    tokens = torch.randint(11, (2, 9))
+    for pe in lm_shakespeare.ENCODINGS:
+        model = transformer(pe)
+        logits = model(tokens)
+        for row, got in zip(tokens, logits):
+            close(got, plain_transformer(model, pe, row), 1e-12)
+        loss, right = model.loss_and_accuracy(lm_shakespeare.Windows(tokens[:, :-1], tokens[:, 1:]))
+        close(loss, F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()), 1e-12)
+        close(right, (logits[:, :-1].argmax(-1) == tokens[:, 1:]).double().mean(), 1e-12)
+
+
+def test_transformer_is_causal():
+    for pe in lm_shakespeare.ENCODINGS:
+        model, tokens = transformer(pe), torch.randint(11, (1, 9))
+        for t in range(9):
+            changed = tokens.clone()
+            changed[0, t] = (tokens[0, t] + 1) % 11
+            difference = (model(changed) - model(tokens)).abs().amax(-1)[0]
+            assert difference[:t].sum() == 0 and difference[t:].min() > 1e-6, (pe, t, difference)
+
+
+def test_initial_weights_of_the_transformer():
+    with library():
+        model = trial.State(
+            SHAKESPEARE, shakespeare_args("--width 64 --pe learned"), torch.device("cpu")
+        ).model
+    for name, p in model.named_parameters():
+        if p.dim() > 1:
+            assert abs(p.std() / 0.02 - 1) < 0.15 and abs(p.mean()) < 0.003, name
+        else:
+            assert torch.equal(p, torch.full_like(p, 0.0 if name.endswith("bias") else 1.0)), name
+
+
+def test_windows_of_the_text():
+    with library():
+        args = shakespeare_args("--batch 300 --context 5 --seed 4")
+        data = SHAKESPEARE.build(args, torch.device("cpu"))
+        text = A_TEXT.decode()
+        first = data.training_episode(1)
+        assert torch.equal(first.inputs, data.training_episode(torch.tensor(1)).inputs)
+        assert not torch.equal(first.inputs, data.training_episode(2).inputs)
+        other = SHAKESPEARE.build(shakespeare_args("--batch 300 --context 5"), torch.device("cpu"))
+        assert not torch.equal(first.inputs, other.training_episode(1).inputs)
+        cut = len(text) * 9 // 10
+        assert (len(data.train), len(data.valid)) == (cut, len(text) - cut)
+        seen = {text[n : n + 6] for n in range(cut - 5)}
+        for inputs, targets in zip(*first):
+            window = data.tokenizer.decode([*inputs.tolist(), targets[-1].item()])
+            assert window in seen and torch.equal(inputs[1:], targets[:-1])
+        data.args.batch, data.train = 6000, data.train[:11]  # 6 places for 5 + 1 tokens, all alike
+        rows = [data.tokenizer.decode(row.tolist()) for row in data.training_episode(1).inputs]
+        assert set(rows) == {text[n : n + 5] for n in range(6)}
+        assert_uniform(rows, 6)
+
+
+def test_perplexity_is_that_of_consecutive_windows():
+    with library():
+        args = shakespeare_args("--context 50")
+        data = SHAKESPEARE.build(args, torch.device("cpu"))
+        model = trial.State(SHAKESPEARE, args, torch.device("cpu")).model
+        losses, ids, count = [], data.valid, (len(data.valid) - 1) // 50
+        for n in range(count):
+            logits = model(ids[None, 50 * n : 50 * n + 50])[0]
+            losses += F.cross_entropy(logits, ids[50 * n + 1 : 50 * n + 51], reduction="none").tolist()
+        assert len(losses) > len(ids) - 51
+        metrics = data.evaluate(model)
+        assert abs(metrics["valid_perplexity"] / math.exp(np.mean(losses)) - 1) < 1e-5
+        starts = torch.cat([part.inputs for part in data.parts(data.train)])
+        assert len(starts) == count and torch.equal(starts[0], data.train[:50])
+        assert torch.equal(starts[-1], data.train[-51:-1]), "they reach from end to end"
+        data.args.batch = 3
+        assert data.evaluate(model) == metrics
+
+
+def test_score_by_distance():
+    tokens = torch.randint(11, (5, 9))
+    for pe in ("sin", "rotary"):
+        model, found = transformer(pe), {}
+        x = model.position(model.embedding(tokens))
+        for block in model.blocks:
+            q, k, _ = block.attention.queries_keys_values(block.norm1(x))
+            for b, h, m, n in itertools.product(range(5), range(2), range(9), range(9)):
+                if m >= n:
+                    found.setdefault(m - n, []).append((q[b, h, m] @ k[b, h, n]).item() / math.sqrt(6))
+            x = block(x)
+        got = lm_shakespeare.score_by_distance(model, [tokens[:3], tokens[3:]])
+        assert np.allclose(got, [np.mean(found[n]) for n in range(9)], atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------

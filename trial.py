@@ -46,6 +46,10 @@ def recurrent_model(task, args):
     return common.Model(args.model, args.pe, *sizes, args.combine, task.unencoded(args))
 
 
+def warm_up_and_cosine(args, i):
+    return common.learning_rate(i, args.lr, args.warmup, args.iterations)
+
+
 @dataclasses.dataclass(eq=False)  # compared and cached by identity
 class Task:
     name: str  # the first folder under --out, and the script's name
@@ -60,9 +64,16 @@ class Task:
     add_flags: Callable = lambda parser: None  # the task's own flags
     unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
     model: Callable = recurrent_model  # model(task, args) -> a module with loss_and_accuracy(episode)
+    rate: Callable = warm_up_and_cosine  # rate(args, i) -> learning rate of iteration i = 1..N
+    named: dict = dataclasses.field(
+        default_factory=lambda: NAMED
+    )  # flags that every folder's name begins with
     folder: str = ""  # under --out, where it is another task's: stability.py reads the trials of reverse.py
     run: Callable | None = None  # what is done with one trial, where that is not `run` below
     without: tuple = ()  # shared flags that mean nothing to this task, such as "--held-out": it has none
+
+
+NAMED = {"model": "", "pe": "", "vocab": "K", "length": "L"}  # flag -> what stands before its value
 
 
 def cross(**flags):
@@ -81,6 +92,7 @@ SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_eve
 PLUMBING = {"device", "out", "save_every", "snapshot_every", "log_every", "overwrite"}
 PLUMBING |= {"scale", "list", "all", "report"}
 PLUMBING |= {"data", "download", "prepare"}  # of the language models: where the text is
+PLUMBING |= {"search", "sample"}  # of lm_shakespeare.py
 PLUMBING |= {"pairs", "target", "memory", "trial", "train"}  # of stability.py, about trials that exist
 # Not flags: hashes of the files a trial reads, set by the task's `run`. Recorded and compared like the flags,
 # they name no folder, so that --report needs no text.
@@ -145,19 +157,24 @@ def make_parser(task):
 
     flag = adder(parser.add_argument_group("training (Adam; the defaults are the paper's)"))
     flag("--iterations", type=COUNT, default=300_000, help="batches to train on (%(default)s)")
-    flag("--batch", type=COUNT, default=512, help="sequences per iteration (512)")
-    flag("--lr", type=POSITIVE, default=1e-3, help="peak of the learning rate (0.001)")
-    flag("--warmup", type=NATURAL, help="iterations of linear warm-up (1000, or iterations/10 if less)")
+    flag("--batch", type=COUNT, default=512, help="sequences per iteration (%(default)s)")
+    flag("--lr", type=POSITIVE, default=1e-3, help="peak of the learning rate (%(default)s)")
+    flag("--warmup", type=NATURAL, help="iterations of linear warm-up (1000 or, if less, iterations/10)")
     flag("--beta2", type=FRACTION, default=0.999, help="Adam's second decay; released code: 0.98 (0.999)")
     flag("--eps", type=NOT_NEGATIVE, default=1e-8, help="Adam's epsilon; released code: 1e-9 (1e-8)")
-    flag("--clip", type=NOT_NEGATIVE, default=1.0, help="largest gradient norm, 0: any; released code's (1)")
+    flag(
+        "--clip",
+        type=NOT_NEGATIVE,
+        default=1.0,
+        help="largest gradient norm, 0: any (%(default)s; the paper is silent)",
+    )
 
     flag = adder(parser.add_argument_group("this run (changes no result)"))
     flag("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there (auto)")
     flag("--out", default="runs", help="folder of all trials (runs)")
-    flag("--save-every", type=COUNT, default=5000, help="iterations between checkpoints (5000)")
+    flag("--save-every", type=COUNT, default=5000, help="iterations between checkpoints (%(default)s)")
     flag("--snapshot-every", type=NATURAL, help="iterations between kept weights, 0: none")
-    flag("--log-every", type=COUNT, default=100, help="iterations per row of curve.csv (100)")
+    flag("--log-every", type=COUNT, default=100, help="iterations per row of curve.csv (%(default)s)")
     flag("--overwrite", action="store_true", help="delete the trial's folder and start anew")
 
     flag = adder(parser.add_argument_group("many trials"))
@@ -188,15 +205,15 @@ def derived_defaults(task, args):
 def complete(task, args):
     """Fill the defaults that depend on other flags, and refuse what does not fit together."""
     for flag, value in derived_defaults(task, args).items():
-        if getattr(args, flag) is None:
+        if getattr(args, flag, value) is None:
             setattr(args, flag, value)
-    if args.warmup > args.iterations:
+    if "warmup" in args and args.warmup > args.iterations:
         raise Refused(f"--warmup {args.warmup} is above --iterations {args.iterations}")
-    if args.pe == "sin" and args.embed % 2:
-        raise Refused(f"--pe sin needs an even --embed (sine and cosine pairs), got {args.embed}")
     if "\n" in args.out:
         raise Refused("--out with a line break: --list prints a line per trial")
-    if args.combine == "add" and args.pe in ("none", "dup"):
+    if "embed" in args and args.pe == "sin" and args.embed % 2:
+        raise Refused(f"--pe sin needs an even --embed (sine and cosine pairs), got {args.embed}")
+    if "combine" in args and args.combine == "add" and args.pe in ("none", "dup"):
         raise Refused(
             f"--combine add needs an encoding to add; --pe {args.pe} has none (use sin, random, learned)"
         )
@@ -219,12 +236,15 @@ def science(args):
 
 
 def trial_folder(task, args):
-    """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, for completed args."""
+    """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, for completed args.
+
+    What stands in the place of MODEL-PE-K..-L.. is the task's: `Task.named`.
+    """
     usual = paper_defaults(task) | derived_defaults(task, args)
-    named = {"model", "pe", "vocab", "length", "seed"} | FINGERPRINTS
+    named = {"seed", *task.named} | FINGERPRINTS
     other = {k: v for k, v in science(args).items() if k not in named and v != usual[k]}
     words = [k.replace("_", "-") + ("" if v is True else f"={v}") for k, v in other.items()]
-    name = "-".join([args.model, args.pe, f"K{args.vocab}", f"L{args.length}", *words])
+    name = "-".join([*(f"{before}{getattr(args, k)}" for k, before in task.named.items()), *words])
     return Path(args.out) / (task.folder or task.name) / name / f"seed{args.seed}"
 
 
@@ -318,6 +338,7 @@ class State:
     def __init__(self, task, args, device):
         torch.manual_seed(args.seed)
         self.model = task.model(task, args).to(device)
+        self.rate = functools.partial(task.rate, args)
         adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, **adam)
         self.iteration, self.seconds = 0, 0.0
@@ -393,7 +414,7 @@ def train(state, data, args, folder):
     started = time.perf_counter() - state.seconds
     while state.iteration < args.iterations:
         i = state.iteration + 1
-        rate = common.learning_rate(i, args.lr, args.warmup, args.iterations)
+        rate = state.rate(i)
         for group in state.optimizer.param_groups:
             group["lr"] = rate
 
@@ -468,7 +489,8 @@ def show_metrics(metrics):
     """The metrics in plain words; of those by condition or length, the mean of each."""
     for name, value in metrics.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
-        numbers = "".join(f" {part} {np.mean(x):.4f}".replace("  ", " ") for part, x in parts)
+        texts = [(part, f"{x:,}" if isinstance(x, int) else f"{np.mean(x):.4f}") for part, x in parts]
+        numbers = "".join(f" {part} {text}".replace("  ", " ") for part, text in texts)
         say(f"{name.replace('_', ' ')}:{numbers}")
 
 
