@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import csv
 import fcntl
+import http.server
 import importlib.util
 import io
 import itertools
@@ -24,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import unittest
@@ -1844,7 +1846,7 @@ def test_stability_claims():
 # ------------------------------------------------------------------------------------------------------------
 
 SHAKESPEARE, WHOLE_TEXT = lm_shakespeare.TASK, HERE / "data" / "tinyshakespeare.txt"
-A_TEXT = "".join((HERE / name).read_text() for name in ("README.md", "trial.py")).encode()
+A_TEXT = (HERE / "README.md").read_bytes()[:16_000]
 
 
 @contextlib.contextmanager
@@ -2067,8 +2069,338 @@ def test_score_by_distance():
                 if m >= n:
                     found.setdefault(m - n, []).append((q[b, h, m] @ k[b, h, n]).item() / math.sqrt(6))
             x = block(x)
-        got = lm_shakespeare.score_by_distance(model, [tokens[:3], tokens[3:]])
+        got = lm_shakespeare.score_by_distance(model, tokens)
         assert np.allclose(got, [np.mean(found[n]) for n in range(9)], atol=1e-5)
+
+
+def brute_force_pairs(text, wanted):
+    """Byte-pair encoding on lists of strings -> (types, the text's tokens)."""
+    types = sorted(set(text))
+    rank, tokens = {piece: n for n, piece in enumerate(types)}, list(text)
+    while len(types) < wanted:
+        counts = Counter(itertools.pairwise(tokens))
+        if max(counts.values()) < 2:
+            break
+        pair = min(counts, key=lambda pair: (-counts[pair], rank[pair[0]], rank[pair[1]]))
+        tokens = joined(tokens, pair)
+        rank["".join(pair), len(types)] = len(types)
+        types.append("".join(pair))
+        rank.setdefault(types[-1], len(types) - 1)
+    return types, tokens
+
+
+def joined(tokens, pair):
+    out, n = [], 0
+    while n < len(tokens):
+        two = tuple(tokens[n : n + 2]) == pair
+        out.append("".join(pair) if two else tokens[n])
+        n += 1 + two
+    return out
+
+
+def test_byte_pairs_by_brute_force():
+    rng = np.random.default_rng(2)
+    texts = ["aaaaaaaabaaaab", "abababab", "aabaabaaab" * 3, "abc", A_TEXT.decode()[:4000]]
+    texts += ["".join(rng.choice(list("ab c"), 300)) for _ in range(20)]
+    for text in texts:
+        ids = np.array([sorted(set(text)).index(c) for c in text])
+        for wanted in (len(set(text)), len(set(text)) + 1, len(set(text)) + 30):
+            types, tokens = brute_force_pairs(text, wanted)
+            pairs = lm_shakespeare.learn_pairs(ids, len(set(text)), wanted)
+            got = sorted(set(text))
+            for a, b in pairs:
+                got.append(got[a] + got[b])
+            joined_ids = ids
+            for new, pair in enumerate(pairs, len(set(text))):
+                joined_ids = lm_shakespeare.join_pair(joined_ids, pair, new)
+            assert got == types and [got[n] for n in joined_ids] == tokens, (text[:20], wanted)
+
+
+def test_tokenizers_give_the_text_back():
+    text = A_TEXT.decode()
+    for name in ("char", "bpe"):
+        tokenizer, train, valid = lm_shakespeare.tokenized(A_TEXT, name)
+        assert tokenizer.decode([*train, *valid]) == text
+        assert tokenizer.decode(train) == text[: len(text) * 9 // 10]
+        assert np.array_equal(tokenizer.encode(text[:500]), train[:500]) == (name == "char")
+        assert tokenizer.decode(tokenizer.encode(text[:500])) == text[:500]
+    assert len(tokenizer.types) == 159 and len(train) < 0.7 * len(text)
+    cut = len(text) * 9 // 10
+    altered = text[:cut] + "".join(reversed(text[cut:]))
+    assert lm_shakespeare.tokenized(altered.encode(), "bpe")[0].types == tokenizer.types, "of training alone"
+    tokenizer, train, valid = lm_shakespeare.tokenized("It's a word_1, a  word!\né".encode(), "word")
+    assert tokenizer.types == sorted(["It", "'", "s", "a", "word_1", ",", "word", "!", "é"])
+    assert tokenizer.decode([*train, *valid]) == "It ' s a word_1 , a word ! é" and len(valid) == 1
+
+
+def test_tokens_of_tiny_shakespeare():
+    if not WHOLE_TEXT.exists():
+        raise Skip("no data/tinyshakespeare.txt: python lm_shakespeare.py --download")
+    content = WHOLE_TEXT.read_bytes()
+    assert (len(content), lm_shakespeare.sha256(content)) == (lm_shakespeare.SIZE, lm_shakespeare.SHA256)
+    counts = {"char": (65, 1_003_854, 111_540), "word": (13_331, 236_634, 26_293)}
+    counts["bpe"] = (159, 625_921, 70_229)
+    with library(content):
+        for name, wanted in counts.items():
+            words = f"--tokenizer {name} --width 4 --layers 1 --context 64 --iterations 1"
+            assert cli(f"--scale smoke {words}", SHAKESPEARE)[0] == 0
+            (path,) = Path().glob(f"runs/lm_shakespeare/transformer-rotary-{name}-T64-*/seed0/result.json")
+            metrics = json.loads(path.read_text())["metrics"]
+            assert (metrics["types"], metrics["train_tokens"], metrics["valid_tokens"]) == wanted
+        tokenizer, train, valid = lm_shakespeare.tokenized(content, "bpe")
+        assert tokenizer.decode([*train, *valid]).encode() == content
+
+
+WRONG_SHAKESPEARE = {
+    "--context 9 --positions 8 --pe learned": "--positions 8, --context is 9",
+    "--positions 8": "--pe rotary has none",
+    "--heads 3": "--heads 3 does not divide --width 16",
+    "--width 6 --heads 2": "must be even, got 3",
+    "--width 7 --heads 7 --pe sin": "even --width",
+    "--context 1": "at least 2",
+    "--context 100000": "needs a longer text: one part has",
+    "--pe random": "--pe",
+    "--model lstm": "--model",
+    "--vocab 5": "--vocab",
+    "--warmup 5": "--warmup",
+    "--tokenizer bytes": "--tokenizer",
+    "--data nowhere.txt": "no text at --data nowhere.txt",
+    "--data data": "no text at --data data",
+    "--sample ROMEO": "no trained trial in runs/lm_shakespeare/transformer-rotary-char-T8",
+    "--search --all table1": "leave out",
+    "--search --sample x": "leave out",
+    "--search --heads 3": "does not divide",
+    "--list fig2": "choose from table1, heads, layers, context, table2, decay",
+}
+
+
+def test_bad_input_to_lm_shakespeare():
+    with library() as folder:
+        for words, said in WRONG_SHAKESPEARE.items():
+            code, out, err = cli("--scale smoke " + words, SHAKESPEARE)
+            assert code == 2 and err.count("\n") == 1 and said in err and not out, (words, code, out, err)
+            assert [p.name for p in folder.iterdir()] == ["data"], words
+    for content, said in ((b"\xff\xfe", "UTF-8"), (b"ab", "longer text"), (b"", "longer text")):
+        with library(content) as folder:
+            code, _, err = cli("--scale smoke", SHAKESPEARE)
+            assert code == 2 and err.count("\n") == 1 and said in err and not list(folder.glob("runs")), err
+    with library("".join(map(chr, range(200, 400))).encode()):
+        assert "200 characters" in cli("--scale smoke --tokenizer bpe", SHAKESPEARE)[2]
+
+
+def test_defaults_and_grids_are_the_documents():
+    args = args_of("", SHAKESPEARE)
+    wanted = dict(pe="rotary", tokenizer="char", layers=6, heads=6, context=256, width=384, batch=32)
+    wanted |= dict(lr=1e-4, iterations=1000, clip=0, beta2=0.999, eps=1e-8, seed=0)
+    assert wanted.items() <= vars(args).items() and SHAKESPEARE.positions(args) == 256
+    name = "runs/lm_shakespeare/transformer-rotary-char-T256"
+    assert str(trial.trial_folder(SHAKESPEARE, args)) == f"{name}/seed0"
+    args = args_of("--heads 2 --layers 16 --download --data x.txt", SHAKESPEARE)
+    assert str(trial.trial_folder(SHAKESPEARE, args)) == f"{name}-heads=2-layers=16/seed0"
+    for figure, trials in dict(table1=5, heads=7, layers=5, context=3, table2=3, decay=5).items():
+        code, out, _ = cli(f"--list {figure} --seed 0", SHAKESPEARE)
+        assert code == 0 and len(set(out.splitlines())) == trials, (figure, out)
+        for line in out.splitlines():
+            args_of(" ".join(line.split()[2:]), SHAKESPEARE)
+    assert "--heads 2 --layers 16 --context 512" in cli("--list context", SHAKESPEARE)[1]
+
+
+def test_lm_shakespeare_end_to_end():
+    with library() as folder:
+        code, out, err = cli("--scale smoke --all", SHAKESPEARE)
+        assert code == 0, err
+        for figure, grid in lm_shakespeare.GRIDS["smoke"].items():
+            assert f"{figure} (smoke scale)" in out and f"{len(grid)} of {len(grid)} trials finished" in out
+        found = folder / "runs/lm_shakespeare"
+        learned, rotary = (next(found.glob(f"*-{pe}-char-T8-*/seed0")) for pe in ("learned", "rotary"))
+        for path in (learned, rotary):
+            with open(path / "curve.csv") as file:
+                assert {row["learning_rate"] for row in csv.DictReader(file)} == {"0.0001"}
+        learned, rotary = (json.loads((p / "result.json").read_text()) for p in (learned, rotary))
+        assert learned["parameters"] - rotary["parameters"] == 8 * 16
+        assert learned["metrics"]["encoding_parameters"] == 8 * 16
+        assert learned["config"]["text_sha256"] == lm_shakespeare.sha256(A_TEXT)
+        if importlib.util.find_spec("matplotlib"):
+            for figure in lm_shakespeare.FIGURES:
+                assert (folder / f"figures/lm_shakespeare-{figure}-smoke.png").stat().st_size > 5000
+        Path("data/tinyshakespeare.txt").write_bytes(A_TEXT + b"!")
+        code, _, err = cli("--scale smoke --pe learned", SHAKESPEARE)
+        assert code == 2 and "made with other text: text_sha256" in err and err.count("\n") == 1, err
+        Path("data/other.txt").write_bytes(A_TEXT)
+        code, out, _ = cli("--scale smoke --pe learned --data data/other.txt", SHAKESPEARE)
+        assert code == 0 and "is finished" in out
+
+
+def test_lm_shakespeare_resumes_to_the_same_bits():
+    words = "--scale smoke --pe layernorm-learned --tokenizer word --iterations 300 --save-every 20"
+    with library() as folder:
+        assert wait(fork(words, task=SHAKESPEARE)) == 0, Path("child.log").read_text()
+        wanted = outcome(trial_of(folder))
+    for number, code in ((signal.SIGINT, trial.STOPPED), (signal.SIGKILL, -signal.SIGKILL)):
+        with library() as folder:
+            child = fork(words, task=SHAKESPEARE)
+            wait_for(lambda: list(Path().glob("runs/*/*/seed*/last.pt")))
+            os.kill(child, number)
+            assert wait(child) == code and not list(folder.glob("runs/*/*/*/result.json"))
+            assert wait(fork(words, task=SHAKESPEARE)) == 0
+            assert "continuing from" in Path("child.log").read_text()
+            assert outcome(trial_of(folder)) == wanted
+
+
+def test_search_keeps_the_best_and_goes_on_where_it_was():
+    with library() as folder:
+        child = fork("--scale smoke --search --iterations 100", task=SHAKESPEARE)
+        wait_for(lambda: len(list(Path().glob("runs/*/*/*/result.json"))) == 2)
+        os.kill(child, signal.SIGTERM)
+        assert wait(child) in (trial.STOPPED, 0)
+        code, out, err = cli("--scale smoke --search --iterations 100", SHAKESPEARE)
+        assert code == 0 and "is finished" in out, err
+        results = [json.loads(p.read_text()) for p in folder.glob("runs/*/*/*/result.json")]
+        found = {}
+        for result in results:
+            sizes = tuple(result["config"][k] for k in ("heads", "layers", "context"))
+            found[sizes] = result["metrics"]["valid_perplexity"]
+        heads = min((2, 4), key=lambda n: found[n, 2, 8])
+        layers = min((1, 2), key=lambda n: found[heads, n, 8])
+        context = min((4, 8), key=lambda n: found[heads, layers, n])
+        assert len(found) == 4, "two of heads, one more of layers, one more of context"
+        assert out.endswith(f"best: --heads {heads} --layers {layers} --context {context}\n"), out
+        code, again, _ = cli("--scale smoke --search --iterations 100", SHAKESPEARE)
+        assert code == 0 and again.count("is finished") == 6
+
+
+def test_sample_is_drawn_from_the_trained_model():
+    with library():
+        assert cli("--scale smoke", SHAKESPEARE)[0] == 0
+        code, first, err = cli("--scale smoke --sample 'The '", SHAKESPEARE)
+        assert code == 0 and first.startswith("The ") and len(first) == 4 + 400 + 1, err
+        assert cli("--scale smoke --sample 'The '", SHAKESPEARE)[1] == first
+        code, _, err = cli("--scale smoke --sample ☃", SHAKESPEARE)
+        assert code == 2 and "'☃' is not among" in err and err.count("\n") == 1
+        assert "a text to begin with" in cli("--scale smoke --sample ''", SHAKESPEARE)[2]
+
+    class Model(torch.nn.Module):
+        """After token n, n + 1 with a probability of 3/4, else n + 2 (mod 5); needs the last 3 tokens."""
+
+        readout = torch.nn.Linear(1, 5)
+
+        def forward(self, inputs):
+            assert inputs.shape[1] <= 3
+            return torch.tensor([3.0, 1, 0, 0, 0]).roll(inputs[0, -1].item() + 1).log()[None, None]
+
+    drawn = lm_shakespeare.continuation(Model(), torch.tensor([4, 0]), 3, 4000, 1)
+    assert drawn[:2] == [4, 0] and len(drawn) == 4002
+    steps = Counter((b - a) % 5 for a, b in itertools.pairwise(drawn))
+    assert steps.total() == 4001 and set(steps) == {1, 2}
+    chi_square_is_clean([steps[1] - 1, steps[2]], [3000, 1000])  # the first step was given
+
+
+def test_download_takes_the_known_text_only():
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.server.content)
+
+        def log_message(self, *words):
+            pass
+
+    path = "library/shakespeare.txt"
+    with workplace() as folder, http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        address = f"http://127.0.0.1:{server.server_port}/input.txt"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.content, known = b"To be", lm_shakespeare.SHA256
+        try:
+            err = refusal(lambda: lm_shakespeare.download(path, address))
+            assert "another text" in err and "5 bytes" in err and not list(folder.iterdir())
+            lm_shakespeare.SHA256 = lm_shakespeare.sha256(b"To be")
+            assert captured(lambda: lm_shakespeare.download(path, address))[1].startswith("fetching http")
+            assert Path(path).read_bytes() == b"To be"
+        finally:
+            lm_shakespeare.SHA256 = known
+            server.shutdown()
+        assert captured(lambda: lm_shakespeare.download(path, address))[1:] == ("", ""), "left alone"
+    with workplace() as folder:
+        err = refusal(lambda: lm_shakespeare.download(path, "http://127.0.0.1:9/"))
+        assert "cannot fetch" in err and path in err and "\n" not in err and not list(folder.iterdir())
+
+
+def refusal(command):
+    """The message of a call that must be refused."""
+    try:
+        captured(command)
+    except common.Refused as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+
+def shakespeare_metrics(perplexity, near=0.0, far=0.0):
+    metrics = dict(train_perplexity=perplexity - 1, valid_perplexity=perplexity, types=65)
+    metrics |= dict(train_tokens=650, valid_tokens=100, valid_characters=100)
+    return metrics | {"score_by_distance": [9.0] + [near] * 31 + [far] * 32}
+
+
+def made_up_shakespeare(figure, value):
+    """A report at full size of results whose metrics are value(flags)."""
+    _, args, given = trial.parse(SHAKESPEARE, [])
+    for flags, _, chosen in trial.grid(SHAKESPEARE, args, given, figure):
+        folder = trial.trial_folder(SHAKESPEARE, chosen)
+        folder.mkdir(parents=True)
+        trial.write_json(folder / "result.json", {"metrics": value(flags), "seconds": 100 + flags["seed"]})
+        (folder / "curve.csv").write_text(
+            "iteration,loss,accuracy,learning_rate,seconds\n10,4,0,1,2\n20,3,0,1,3\n"
+        )
+    code, out, err = cli(f"--report {figure}", SHAKESPEARE)
+    assert code == 0, err
+    return out
+
+
+def test_report_of_the_documents_tables():
+    perplexities = {"none": 9, "learned": 6, "sin": 8, "rotary": 5, "layernorm-learned": 7}
+    with workplace():
+        value = lambda flags: shakespeare_metrics(perplexities[flags["pe"]] + 0.01 * flags["seed"])
+        out = made_up_shakespeare("table1", value)
+        row = next(line for line in out.splitlines() if line.startswith("  layernorm"))
+        numbers = r"3 +6.01 +7.01 +101 +\[7.00\d+, 7.0[12]\d+\] +7.0000 7.0100 7.0200 +6.77 7.57 101.35$"
+        assert re.search(numbers, row), row
+        assert out.count("  holds") == 3 and "  fails" not in out
+    with workplace():
+        out = made_up_shakespeare("table1", lambda flags: shakespeare_metrics(6 + 0.1 * flags["seed"]))
+        assert out.count("  fails") == 3 and "  holds" not in out
+    with workplace():
+        words = {"char": 4.8, "bpe": 5.0, "word": 300.0}
+        out = made_up_shakespeare(
+            "table2",
+            lambda flags: (
+                shakespeare_metrics(words[flags["tokenizer"]])
+                | ({"valid_characters": 200} if flags["tokenizer"] == "bpe" else {})
+            ),
+        )
+        assert re.search(r"rotary +bpe .* 0.80 .* 6.84 14.64 303.09 \(16 layers, 2 heads\)\n", out), out
+        assert "share one model" in out and out.count("  holds") == 2
+        assert "fails: byte pairs are worse than characters, per character" in out
+    best = dict(heads=2, layers=16, context=256)
+    distance = lambda flag, flags: abs(math.log(flags[flag] / best[flag]))
+    for figure in ("heads", "layers", "context"):
+        with workplace():
+            value = lambda flags, flag=figure: shakespeare_metrics(5 + distance(flag, flags))
+            out = made_up_shakespeare(figure, value)
+            assert "  holds" in out and "  fails" not in out and "not enough" not in out, out
+
+
+def test_claims_about_scores():
+    def value(falls):
+        return lambda flags: shakespeare_metrics(
+            5, 1 + 0.1 * flags["seed"] if (flags["pe"] == "rotary") == falls else -1, -0.5
+        )
+
+    for falls, said in ((True, "  holds"), (False, "  fails")):
+        with workplace():
+            out = made_up_shakespeare("decay", value(falls))
+            assert out.count(said) == 4 and out.count("  holds") + out.count("  fails") == 4, out
+    metrics = shakespeare_metrics(1) | {"score_by_distance": list(range(64))}
+    assert lm_shakespeare.near(metrics) == np.mean(range(1, 9))
+    assert lm_shakespeare.far(metrics) == np.mean(range(32, 64))
 
 
 # ------------------------------------------------------------------------------------------------------------
