@@ -2058,6 +2058,17 @@ def test_perplexity_is_that_of_consecutive_windows():
         assert data.evaluate(model) == metrics
 
 
+def test_an_iteration_of_the_transformer_never_waits():
+    with library():
+        for pe in lm_shakespeare.ENCODINGS:
+            args = shakespeare_args(f"--pe {pe}")
+            state = trial.State(SHAKESPEARE, args, torch.device("cpu"))
+            data = SHAKESPEARE.build(args, torch.device("cpu"))
+            with workplace() as folder, Watch() as watch:
+                next(trial.train(state, data, args, folder))
+            assert not watch.waits, (pe, watch.waits)
+
+
 def test_score_by_distance():
     tokens = torch.randint(11, (5, 9))
     for pe in ("sin", "rotary"):
@@ -2133,22 +2144,29 @@ def test_tokenizers_give_the_text_back():
     assert tokenizer.decode([*train, *valid]) == "It ' s a word_1 , a word ! é" and len(valid) == 1
 
 
+COUNTS = {"char": (65, 1_003_854, 111_540), "word": (13_331, 236_634, 26_293), "bpe": (159, 625_921, 70_229)}
+
+
 def test_tokens_of_tiny_shakespeare():
     if not WHOLE_TEXT.exists():
         raise Skip("no data/tinyshakespeare.txt: python lm_shakespeare.py --download")
     content = WHOLE_TEXT.read_bytes()
     assert (len(content), lm_shakespeare.sha256(content)) == (lm_shakespeare.SIZE, lm_shakespeare.SHA256)
-    counts = {"char": (65, 1_003_854, 111_540), "word": (13_331, 236_634, 26_293)}
-    counts["bpe"] = (159, 625_921, 70_229)
-    with library(content):
-        for name, wanted in counts.items():
-            words = f"--tokenizer {name} --width 4 --layers 1 --context 64 --iterations 1"
-            assert cli(f"--scale smoke {words}", SHAKESPEARE)[0] == 0
-            (path,) = Path().glob(f"runs/lm_shakespeare/transformer-rotary-{name}-T64-*/seed0/result.json")
-            metrics = json.loads(path.read_text())["metrics"]
-            assert (metrics["types"], metrics["train_tokens"], metrics["valid_tokens"]) == wanted
-        tokenizer, train, valid = lm_shakespeare.tokenized(content, "bpe")
-        assert tokenizer.decode([*train, *valid]).encode() == content
+    for name, wanted in COUNTS.items():
+        tokenizer, train, valid = lm_shakespeare.tokenized(content, name)
+        assert (len(tokenizer.types), len(train), len(valid)) == wanted
+        assert name == "word" or tokenizer.decode([*train, *valid]).encode() == content
+    assert sum(COUNTS["word"][1:]) == 262_927
+
+
+def test_committed_results_of_tiny_shakespeare_have_its_tokens():
+    paths = list(HERE.glob("results/lm_shakespeare/*/*/result.json"))
+    assert paths
+    for path in paths:
+        result = json.loads(path.read_text())
+        metrics, config = result["metrics"], result["config"]
+        counts = metrics["types"], metrics["train_tokens"], metrics["valid_tokens"]
+        assert counts == COUNTS[config["tokenizer"]] and config["text_sha256"] == lm_shakespeare.SHA256
 
 
 WRONG_SHAKESPEARE = {
@@ -2430,7 +2448,7 @@ def readme_commands():
 def test_readme_tables_are_those_of_the_committed_results():
     blocks = re.findall(r"```\n\$ (python .*?)\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
     assert blocks
-    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, lm_shakespeare)}
     for command, printed in blocks:
         _, script, *words = shlex.split(command)
         with workplace():
@@ -2446,8 +2464,8 @@ def test_readme_tables_are_those_of_the_committed_results():
 def test_readme_commands_run():
     commands = readme_commands()
     assert len(commands) >= 10
-    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
-    with workplace():
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, lm_shakespeare)}
+    with library():
         for command in dict.fromkeys(commands):
             _, script, *words = shlex.split(command)
             if script == "test_all.py":
