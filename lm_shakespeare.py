@@ -66,21 +66,21 @@ def read(path):
         ) from None
 
 
-def download(path, address=ADDRESS):
+def download(path):
     """Fetch tiny Shakespeare, whole and unaltered or not at all; what is there already is left alone."""
     if Path(path).exists():
         return
-    print(f"fetching {address}", flush=True)
+    print(f"fetching {ADDRESS}", flush=True)
     try:
-        with urllib.request.urlopen(address, timeout=60) as response:
+        with urllib.request.urlopen(ADDRESS, timeout=60) as response:
             content = response.read(SIZE + 1)
     except (OSError, http.client.HTTPException) as error:
-        raise Refused(f"cannot fetch {address}: {error} (bring the file to {path} in another way)") from None
+        raise Refused(f"cannot fetch {ADDRESS}: {error} (bring the file to {path} in another way)") from None
     if sha256(content) != SHA256:
-        raise Refused(f"{address} holds another text now ({len(content):,} bytes, SHA-256 {sha256(content)})")
+        raise Refused(f"{ADDRESS} holds another text now ({len(content):,} bytes, SHA-256 {sha256(content)})")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     trial.write(Path(path), content)
-    print(f"{path}: {SIZE:,} bytes, SHA-256 as expected", flush=True)
+    print(f"{path}: {len(content):,} bytes, SHA-256 as expected", flush=True)
 
 
 def join_pair(ids, pair, new):
@@ -347,8 +347,8 @@ def check(args):
         raise Refused(f"--positions is the length of a learned table; --pe {args.pe} has none")
     if args.positions and args.context > args.positions:
         raise Refused(f"the learned encoding has --positions {args.positions}, --context is {args.context}")
-    if args.search and (args.list, args.all, args.report, args.sample) != (None,) * 4:
-        raise Refused("--search runs trials of its own: leave out --list, --all, --report and --sample")
+    if args.search and (args.overwrite or (args.list, args.all, args.report, args.sample) != (None,) * 4):
+        raise Refused("--search goes its own way: without --list, --all, --report, --sample, --overwrite")
 
 
 def run(task, args, words, stop):
@@ -369,8 +369,9 @@ def sample(task, args, count=400):
     device = trial.choose_device(args.device)
     if not (folder / "last.pt").exists():
         raise Refused(f"no trained trial in {folder} (the same command without --sample trains it)")
-    state = trial.State(task, args, device)
-    state.load(folder / "last.pt")
+    state = trial.resume(task, args, device, folder)
+    if state.iteration == 0:
+        raise Refused(f"no checkpoint in {folder} can be used")
     tokenizer = tokens_of(args)[0]
     prompt = torch.from_numpy(tokenizer.encode(args.sample)).to(device)
     if not len(prompt):
@@ -402,12 +403,17 @@ def search(task, args, words, stop):
             trial.complete(task, chosen)
             command = words + [word for k, v in tried.items() for word in trial.as_flag(k, v)]
             print(f"[{flag}] python {task.name}.py {shlex.join(command)}", flush=True)
-            if code := trial.run(task, chosen, command, stop):
+            code = trial.run(task, chosen, command, stop)
+            if code == trial.NOT_FINITE:  # no candidate, but no reason to stop either
+                continue
+            if code:
                 return code
             metrics = trial.finished(trial.trial_folder(task, chosen))["metrics"]
             rows.append([*map(str, tried.values()), f"{metrics['valid_perplexity']:.4f}"])
             if metrics["valid_perplexity"] < lowest:
                 best, lowest = tried, metrics["valid_perplexity"]
+    if lowest == math.inf:
+        return trial.NOT_FINITE
     report.print_columns(rows, "  ")
     print("best:", *(word for k, v in best.items() for word in trial.as_flag(k, v)))
     return 0
@@ -551,7 +557,7 @@ FIGURES = {
     "layers": Figure("Layers", SWEPT, "layers", table=sweep),
     "context": Figure("Context", SWEPT, "context", table=sweep),
     "table2": Figure("Tokenizers", BASIC, curves=curve("tokenizer"), table=tokenizers, **curves),
-    "decay": Figure("Attention score", NEAR_AND_FAR, "distance", scores, "mean q.k / sqrt(d)"),
+    "decay": Figure("Attention score by distance", NEAR_AND_FAR, "distance", scores, "mean q.k / sqrt(d)"),
 }
 
 

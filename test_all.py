@@ -2185,8 +2185,9 @@ WRONG_SHAKESPEARE = {
     "--data nowhere.txt": "no text at --data nowhere.txt",
     "--data data": "no text at --data data",
     "--sample ROMEO": "no trained trial in runs/lm_shakespeare/transformer-rotary-char-T8",
-    "--search --all table1": "leave out",
-    "--search --sample x": "leave out",
+    "--search --all table1": "without --list",
+    "--search --sample x": "without --list",
+    "--search --overwrite": "without --list",
     "--search --heads 3": "does not divide",
     "--list fig2": "choose from table1, heads, layers, context, table2, decay",
 }
@@ -2285,17 +2286,25 @@ def test_search_keeps_the_best_and_goes_on_where_it_was():
         assert out.endswith(f"best: --heads {heads} --layers {layers} --context {context}\n"), out
         code, again, _ = cli("--scale smoke --search --iterations 100", SHAKESPEARE)
         assert code == 0 and again.count("is finished") == 6
+    with library():
+        code, out, _ = cli("--scale smoke --search --lr 1e38", SHAKESPEARE)
+        assert code == trial.NOT_FINITE and out.count("starting at") == 6, "tried them all"
 
 
 def test_sample_is_drawn_from_the_trained_model():
     with library():
         assert cli("--scale smoke", SHAKESPEARE)[0] == 0
         code, first, err = cli("--scale smoke --sample 'The '", SHAKESPEARE)
-        assert code == 0 and first.startswith("The ") and len(first) == 4 + 400 + 1, err
+        assert code == 0 and first.startswith("continuing from last.pt, iteration 20\nThe "), err
+        assert len(first.split("\n", 1)[1]) == 4 + 400 + 1
         assert cli("--scale smoke --sample 'The '", SHAKESPEARE)[1] == first
         code, _, err = cli("--scale smoke --sample ☃", SHAKESPEARE)
         assert code == 2 and "'☃' is not among" in err and err.count("\n") == 1
         assert "a text to begin with" in cli("--scale smoke --sample ''", SHAKESPEARE)[2]
+        for path in Path().glob("runs/*/*/*/*.pt"):
+            path.write_bytes(b"torn")
+        code, _, err = cli("--scale smoke --sample 'The '", SHAKESPEARE)
+        assert code == 2 and "can be used" in err.splitlines()[-1], err
 
     class Model(torch.nn.Module):
         """After token n, n + 1 with a probability of 3/4, else n + 2 (mod 5); needs the last 3 tokens."""
@@ -2323,33 +2332,29 @@ def test_download_takes_the_known_text_only():
         def log_message(self, *words):
             pass
 
-    path = "library/shakespeare.txt"
+    path, words = Path("library/shakespeare.txt"), "--scale smoke --data library/shakespeare.txt --download"
+    known = lm_shakespeare.ADDRESS, lm_shakespeare.SHA256
     with workplace() as folder, http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        address = f"http://127.0.0.1:{server.server_port}/input.txt"
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        server.content, known = b"To be", lm_shakespeare.SHA256
+        lm_shakespeare.ADDRESS = f"http://127.0.0.1:{server.server_port}/input.txt"
         try:
-            err = refusal(lambda: lm_shakespeare.download(path, address))
-            assert "another text" in err and "5 bytes" in err and not list(folder.iterdir())
-            lm_shakespeare.SHA256 = lm_shakespeare.sha256(b"To be")
-            assert captured(lambda: lm_shakespeare.download(path, address))[1].startswith("fetching http")
-            assert Path(path).read_bytes() == b"To be"
-        finally:
-            lm_shakespeare.SHA256 = known
+            server.content = b"To be"
+            code, _, err = cli(words, SHAKESPEARE)
+            assert code == 2 and "another text now (5 bytes" in err and err.count("\n") == 1, err
+            assert not list(folder.iterdir())
+            server.content, lm_shakespeare.SHA256 = A_TEXT, lm_shakespeare.sha256(A_TEXT)
+            code, out, err = cli(words, SHAKESPEARE)
+            assert code == 0 and path.read_bytes() == A_TEXT and "SHA-256 as expected" in out, err
+            server.content = b"To be"
+            code, out, _ = cli(words, SHAKESPEARE)
+            assert code == 0 and "fetching" not in out and path.read_bytes() == A_TEXT, "left alone"
             server.shutdown()
-        assert captured(lambda: lm_shakespeare.download(path, address))[1:] == ("", ""), "left alone"
-    with workplace() as folder:
-        err = refusal(lambda: lm_shakespeare.download(path, "http://127.0.0.1:9/"))
-        assert "cannot fetch" in err and path in err and "\n" not in err and not list(folder.iterdir())
-
-
-def refusal(command):
-    """The message of a call that must be refused."""
-    try:
-        captured(command)
-    except common.Refused as error:
-        return str(error)
-    raise AssertionError("not refused")
+            server.server_close()
+            path.unlink()
+            code, _, err = cli(words, SHAKESPEARE)
+            assert code == 2 and "cannot fetch" in err and str(path) in err and err.count("\n") == 1, err
+        finally:
+            lm_shakespeare.ADDRESS, lm_shakespeare.SHA256 = known
 
 
 def shakespeare_metrics(perplexity, near=0.0, far=0.0):
