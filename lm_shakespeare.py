@@ -502,8 +502,9 @@ COUNTS = {
 }
 
 
-def two_digits(x):
-    return f"{x:,.2f}".removesuffix(".00")
+def mean(values):
+    """Of counts, which are the same for every seed, the count."""
+    return f"{values[0]:,}" if isinstance(values[0], int) else f"{np.mean(values):,.2f}"
 
 
 def table(cells, scale, row="pe", more=None, note=""):
@@ -514,7 +515,7 @@ def table(cells, scale, row="pe", more=None, note=""):
             continue
         flags, interval = dict(cell), bootstrap_interval(values)
         entries = {k: str(v) for k, v in cell} | {"n": str(len(values))}
-        entries |= {k: two_digits(np.mean(trials.values(metric))) for k, metric in columns.items()}
+        entries |= {k: mean(trials.values(metric)) for k, metric in columns.items()}
         entries["95% interval of validation"] = "[{:.4f}, {:.4f}]".format(*interval) if interval else "-"
         entries["validation of each seed"] = " ".join(f"{v:.4f}" for v in values)
         if scale == "paper" and row:
