@@ -503,8 +503,9 @@ COUNTS = {
 
 
 def mean(values):
-    """Of counts, which are the same for every seed, the count."""
-    return f"{values[0]:,}" if isinstance(values[0], int) else f"{np.mean(values):,.2f}"
+    """Two digits; a count, which is the same for every seed, as it is."""
+    count = isinstance(values[0], int) and len(set(values)) == 1
+    return f"{values[0]:,}" if count else f"{np.mean(values):,.2f}"
 
 
 def table(cells, scale, row="pe", more=None, note=""):
