@@ -359,14 +359,14 @@ def run(task, args, words, stop):
         return search(task, args, words, stop)
     if args.sample is not None:
         return sample(task, args)
-    return trial.run(task, args, words, stop)
+    return trial.run_alone(task, args, words, stop)
 
 
 def sample(task, args, count=400):
     """Print TEXT and what a trained trial makes of it."""
     folder = trial.trial_folder(task, args)
     trial.refuse_other_flags(folder, args)
-    device = trial.choose_device(args.device)
+    device = trial.choose_device(args)
     if not (folder / "last.pt").exists():
         raise Refused(f"no trained trial in {folder} (the same command without --sample trains it)")
     state = trial.resume(task, args, device, folder)
@@ -403,7 +403,7 @@ def search(task, args, words, stop):
             trial.complete(task, chosen)
             command = words + [word for k, v in tried.items() for word in trial.as_flag(k, v)]
             print(f"[{flag}] python {task.name}.py {shlex.join(command)}", flush=True)
-            code = trial.run(task, chosen, command, stop)
+            code = trial.run_alone(task, chosen, command, stop)
             if code == trial.NOT_FINITE:  # no candidate, but no reason to stop either
                 continue
             if code:
@@ -603,7 +603,7 @@ TASK = trial.Task(
     model=make_model,
     rate=lambda args, i: args.lr,
     named={"pe": "transformer-", "tokenizer": "", "context": "T"},
-    without=("--pe", *RECURRENT),
+    without=("--pe", "--engine", *RECURRENT),
     run=run,
 )
 
