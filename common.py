@@ -284,7 +284,7 @@ class S4D(nn.Module):
         return 2 * products.flatten(1)[:, :time]
 
     def respond(self, own, shared, steps):
-        """The answers to inputs (H, R, B) and, at later steps, (H, T - R) that all rows share -> (M, B, H)."""
+        """What inputs (H, R, B) and, later, (H, T - R) that all rows share are answered with -> (M, B, H)."""
         time, rows = own.shape[1] + shared.shape[1], own.shape[2]
         start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
         outputs, read = stop - start, min(stop, own.shape[1])
@@ -367,7 +367,7 @@ class Model(nn.Module):
         return self.readout(self.features(inputs, steps))
 
     def input_products(self, embedded, time):
-        """Products with the layer's input weights, of embeddings (R, E) and of the steps -> (R, G), (time, G)."""
+        """Products with the layer's input weights of embeddings (R, E) and of the steps, (R, G) and (time, G)."""
         (weight, bias), vectors, E = self.layer.input_map(), self.encoding(time), embedded.shape[1]
         if self.encoding.name == "dup":
             weight = weight[:, :E] + weight[:, E:]

@@ -636,7 +636,7 @@ def stop_signals():
 
 
 def live(task, args, words, stop, alone=True):
-    """One trial with completed args, from where it is to result.json; yields after iterations -> exit code."""
+    """One trial with completed args, from where it is to result.json; yields every iteration -> exit code."""
     folder = trial_folder(task, args)
     if not args.overwrite:
         refuse_other_flags(folder, args)
@@ -739,9 +739,7 @@ class Progress:
         done, seconds = self.state.iteration - self.start[0], self.state.seconds - self.start[1]
         speed = done / seconds
         left = datetime.timedelta(seconds=round((self.args.iterations - row[0]) / speed))
-        text = (
-            f"{self.label}iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
-        )
+        text = f"iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
         say(f"{before}{self.label}{text}  {speed:.1f} it/s  {left} left", end=after)
 
 
