@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import csv
 import fcntl
+import http.server
 import importlib.util
 import io
 import itertools
@@ -24,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import unittest
@@ -39,6 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bench
 import common
 import delayed_add
+import lm_shakespeare
 import predecessor
 import recurrence
 import report
@@ -2172,6 +2175,586 @@ def test_stability_claims():
 
 
 # ------------------------------------------------------------------------------------------------------------
+# Tiny Shakespeare
+# ------------------------------------------------------------------------------------------------------------
+
+SHAKESPEARE, WHOLE_TEXT = lm_shakespeare.TASK, HERE / "data" / "tinyshakespeare.txt"
+A_TEXT = (HERE / "README.md").read_bytes()[:16_000]
+
+
+@contextlib.contextmanager
+def library(text=A_TEXT):
+    """A workplace with a text where lm_shakespeare.py looks for one."""
+    with workplace() as folder:
+        Path("data").mkdir()
+        Path("data/tinyshakespeare.txt").write_bytes(text)
+        yield folder
+
+
+def transformer(pe, vocab=11, width=12, heads=2, layers=2, positions=9, spread=0.3):
+    """A model in float64 with weights large enough for everything to matter."""
+    torch.manual_seed(3)
+    model = lm_shakespeare.Transformer(pe, vocab, width, heads, layers, positions).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * spread)
+    return model
+
+
+def shakespeare_args(words="", task=SHAKESPEARE):
+    return args_of(f"--scale smoke {words}", task)
+
+
+def toeplitz_error(scores):
+    """How far scores (..., T, T) are from depending on the distance alone."""
+    return (scores[..., 1:, 1:] - scores[..., :-1, :-1]).abs().max().item()
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    torch.manual_seed(1)
+    rotary, (q, k) = common.Rotary(5, 6), torch.randn(2, 6, dtype=torch.float64)
+    queries, keys = rotary(q.expand(40, 6)), rotary(k.expand(40, 6))  # longer than the 5 positions kept
+    scores = queries @ keys.T
+    assert toeplitz_error(scores) < 1e-10
+    theta = 10000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+    for m, n in ((0, 0), (7, 3), (3, 7), (39, 0)):  # Eq. 6, summed over the pairs
+        product = torch.complex(q[0::2], q[1::2]) * torch.complex(k[0::2], k[1::2]).conj()
+        wanted = (product * torch.polar(torch.ones(3, dtype=torch.float64), (m - n) * theta)).real.sum()
+        assert abs(scores[m, n] - wanted) < 1e-10
+    assert abs(scores[7, 3] - scores[3, 7]) > 1e-3, "it does depend on the distance"
+
+
+def test_relation_2_holds_for_rotary_and_fails_for_absolute_encodings():
+    """The same token everywhere: scores that depend on the distance alone are the same along diagonals."""
+    for pe in lm_shakespeare.ENCODINGS:
+        model = transformer(pe)
+        x = model.position(model.embedding(torch.full((1, 9), 4)))
+        q, k, _ = model.blocks[0].attention.queries_keys_values(model.blocks[0].norm1(x))
+        error = toeplitz_error(q @ k.transpose(-1, -2))
+        assert error < 1e-10 if pe in ("none", "rotary") else error > 0.01, (pe, error)
+
+
+def test_what_is_added_to_the_tokens():
+    torch.manual_seed(1)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    added = {pe: transformer(pe).position(x) for pe in lm_shakespeare.ENCODINGS}
+    assert torch.equal(added["none"], x) and torch.equal(added["rotary"], x)
+    for t, i in itertools.product(range(7), range(6)):  # Eq. 5
+        angle = t / 10000 ** (2 * i / 12)
+        close(added["sin"][:, t, 2 * i], x[:, t, 2 * i] + math.sin(angle), 1e-12)
+        close(added["sin"][:, t, 2 * i + 1], x[:, t, 2 * i + 1] + math.cos(angle), 1e-12)
+    close(added["learned"], x + transformer("learned").position.encoding.table[:7], 1e-12)
+    position = transformer("layernorm-learned").position  # Eq. 9
+    centred = x - x.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    close(
+        added["layernorm-learned"],
+        normal * position.norm.weight + position.norm.bias + position.encoding.table[:7],
+        1e-12,
+    )
+
+
+def test_learned_encoding_has_a_last_position_and_parameters():
+    for pe, more in (("none", 0), ("sin", 0), ("rotary", 0), ("learned", 0), ("layernorm-learned", 24)):
+        model, plain = transformer(pe, positions=9), transformer("none")
+        size = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
+        assert size == sum(p.numel() for p in model.position.parameters())
+        assert size == (9 * 12 + more if "learned" in pe else 0), pe
+        longer = torch.zeros(1, 10, dtype=torch.long)
+        if "learned" in pe:
+            try:
+                model(longer)
+                raise AssertionError("no error")
+            except common.Refused as error:
+                assert "9 positions" in str(error) and "10 steps" in str(error)
+        else:
+            assert model(longer).shape == (1, 10, 11)
+
+
+def plain_transformer(model, pe, tokens):
+    """Logits (T, K) of one sequence, position by position and head by head."""
+
+    def layer_norm(norm, x):
+        return (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt() * norm.weight + norm.bias
+
+    def turned(x, t):
+        if pe != "rotary":
+            return x
+        y = x.clone()
+        for i in range(len(x) // 2):
+            angle = t * 10000.0 ** (-2 * i / len(x))
+            rotation = x.new_tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+            y[2 * i : 2 * i + 2] = rotation @ x[2 * i : 2 * i + 2]
+        return y
+
+    rows = []
+    for t, token in enumerate(tokens):
+        x = model.embedding.weight[token]
+        if pe == "layernorm-learned":
+            x = layer_norm(model.position.norm, x)
+        if "learned" in pe:
+            x = x + model.position.encoding.table[t]
+        if pe == "sin":
+            angles = [t / 10000 ** (2 * i / len(x)) for i in range(len(x) // 2)]
+            x = x + x.new_tensor([wave(angle) for angle in angles for wave in (math.sin, math.cos)])
+        rows.append(x)
+    for block in model.blocks:
+        attention, size = block.attention, len(rows[0])
+        parts = [(attention.read.weight @ layer_norm(block.norm1, x)).split(size) for x in rows]
+        after = []
+        for t, x in enumerate(rows):
+            heads = []
+            for head in range(attention.heads):
+                d = size // attention.heads
+                part = slice(head * d, head * d + d)
+                q = turned(parts[t][0][part], t)
+                scores = torch.stack([q @ turned(parts[s][1][part], s) for s in range(t + 1)]) / math.sqrt(d)
+                heads.append(sum(w * parts[s][2][part] for s, w in enumerate(scores.softmax(0))))
+            x = x + attention.write.weight @ torch.cat(heads) + attention.write.bias
+            first, _, second = block.network
+            hidden = (first.weight @ layer_norm(block.norm2, x) + first.bias).clamp(min=0)
+            after.append(x + second.weight @ hidden + second.bias)
+        rows = after
+    return torch.stack([model.readout.weight @ layer_norm(model.norm, x) + model.readout.bias for x in rows])
+
+
+def test_transformer_is_the_plain_one():
+    torch.manual_seed(1)
+    tokens = torch.randint(11, (2, 9))
+    for pe in lm_shakespeare.ENCODINGS:
+        model = transformer(pe)
+        logits = model(tokens)
+        for row, got in zip(tokens, logits):
+            close(got, plain_transformer(model, pe, row), 1e-12)
+        loss, right = model.loss_and_accuracy(lm_shakespeare.Windows(tokens[:, :-1], tokens[:, 1:]))
+        close(loss, F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()), 1e-12)
+        assert abs(right - (logits[:, :-1].argmax(-1) == tokens[:, 1:]).double().mean()) < 1e-12
+
+
+def test_transformer_is_causal():
+    for pe in lm_shakespeare.ENCODINGS:
+        model, tokens = transformer(pe), torch.randint(11, (1, 9))  # seeded by transformer
+        for t in range(9):
+            changed = tokens.clone()
+            changed[0, t] = (tokens[0, t] + 1) % 11
+            difference = (model(changed) - model(tokens)).abs().amax(-1)[0]
+            assert difference[:t].sum() == 0 and difference[t:].min() > 1e-6, (pe, t, difference)
+
+
+def test_initial_weights_of_the_transformer():
+    with library():
+        model = trial.State(
+            SHAKESPEARE, shakespeare_args("--width 64 --pe learned"), torch.device("cpu")
+        ).model
+    for name, p in model.named_parameters():
+        if p.dim() > 1:
+            assert abs(p.std() / 0.02 - 1) < 0.15 and abs(p.mean()) < 0.003, name
+        else:
+            assert torch.equal(p, torch.full_like(p, 0.0 if name.endswith("bias") else 1.0)), name
+
+
+def test_windows_of_the_text():
+    with library():
+        args = shakespeare_args("--batch 300 --context 5 --seed 4")
+        data = SHAKESPEARE.build(args, torch.device("cpu"))
+        text = A_TEXT.decode()
+        first = data.training_episode(1)
+        assert torch.equal(first.inputs, data.training_episode(torch.tensor(1)).inputs)
+        assert not torch.equal(first.inputs, data.training_episode(2).inputs)
+        other = SHAKESPEARE.build(shakespeare_args("--batch 300 --context 5"), torch.device("cpu"))
+        assert not torch.equal(first.inputs, other.training_episode(1).inputs)
+        cut = len(text) * 9 // 10
+        assert (len(data.train), len(data.valid)) == (cut, len(text) - cut)
+        seen = {text[n : n + 6] for n in range(cut - 5)}
+        for inputs, targets in zip(*first):
+            window = data.tokenizer.decode([*inputs.tolist(), targets[-1].item()])
+            assert window in seen and torch.equal(inputs[1:], targets[:-1])
+        data.args.batch, data.train = 6000, data.train[:11]  # 6 places for 5 + 1 tokens, all alike
+        rows = [data.tokenizer.decode(row.tolist()) for row in data.training_episode(1).inputs]
+        assert set(rows) == {text[n : n + 5] for n in range(6)}
+        assert_uniform(rows, 6)
+
+
+def test_perplexity_is_that_of_consecutive_windows():
+    with library():
+        args = shakespeare_args("--context 50")
+        data = SHAKESPEARE.build(args, torch.device("cpu"))
+        model = trial.State(SHAKESPEARE, args, torch.device("cpu")).model
+        losses, ids, count = [], data.valid, (len(data.valid) - 1) // 50
+        for n in range(count):
+            logits = model(ids[None, 50 * n : 50 * n + 50])[0]
+            losses += F.cross_entropy(logits, ids[50 * n + 1 : 50 * n + 51], reduction="none").tolist()
+        assert len(losses) > len(ids) - 51
+        metrics = data.evaluate(model)
+        assert abs(metrics["valid_perplexity"] / math.exp(np.mean(losses)) - 1) < 1e-5
+        starts = torch.cat([part.inputs for part in data.parts(data.train)])
+        assert len(starts) == count and torch.equal(starts[0], data.train[:50])
+        assert torch.equal(starts[-1], data.train[-51:-1]), "they reach from end to end"
+        data.args.batch = 3
+        assert data.evaluate(model) == metrics
+
+
+def test_an_iteration_of_the_transformer_never_waits():
+    with library():
+        for pe in lm_shakespeare.ENCODINGS:
+            args = shakespeare_args(f"--pe {pe}")
+            state = trial.State(SHAKESPEARE, args, torch.device("cpu"))
+            data = SHAKESPEARE.build(args, torch.device("cpu"))
+            with workplace() as folder, Watch() as watch:
+                next(trial.train(state, data, args, folder))
+            assert not watch.waits, (pe, watch.waits)
+
+
+def test_score_by_distance():
+    torch.manual_seed(1)
+    tokens = torch.randint(11, (5, 9))
+    for pe in ("sin", "rotary"):
+        model, found = transformer(pe), {}
+        x = model.position(model.embedding(tokens))
+        for block in model.blocks:
+            q, k, _ = block.attention.queries_keys_values(block.norm1(x))
+            for b, h, m, n in itertools.product(range(5), range(2), range(9), range(9)):
+                if m >= n:
+                    found.setdefault(m - n, []).append((q[b, h, m] @ k[b, h, n]).item() / math.sqrt(6))
+            x = block(x)
+        got = lm_shakespeare.score_by_distance(model, tokens)
+        assert np.allclose(got, [np.mean(found[n]) for n in range(9)], atol=1e-5)
+
+
+def brute_force_pairs(ids, types, wanted):
+    """Byte-pair encoding, one place after the other -> (the pairs, the text's integers)."""
+    pairs = []
+    for new in range(types, wanted):
+        counts = Counter(itertools.pairwise(ids))
+        if not counts or max(counts.values()) < 2:
+            break
+        pairs.append(min(counts, key=lambda pair: (-counts[pair], pair)))
+        before, ids = ids, []
+        while before:
+            two = tuple(before[:2]) == pairs[-1]
+            ids.append(new if two else before[0])
+            before = before[1 + two :]
+    return pairs, ids
+
+
+def test_byte_pairs_by_brute_force():
+    rng = np.random.default_rng(2)
+    texts = ["aaaaaaaabaaaab", "abababab", "aabaabaaab" * 3, "abc", "a", A_TEXT.decode()[:1500]]
+    texts += ["".join(rng.choice(list("ab c"), 300)) for _ in range(20)]
+    for text in texts:
+        types = sorted(set(text))
+        ids = [types.index(c) for c in text]
+        for more in (0, 1, 30):
+            wanted_pairs, wanted = brute_force_pairs(ids, len(types), len(types) + more)
+            pairs, got = (
+                lm_shakespeare.learn_pairs(np.array(ids), len(types), len(types) + more),
+                np.array(ids),
+            )
+            for new, pair in enumerate(pairs, len(types)):
+                got = lm_shakespeare.join_pair(got, pair, new)
+            assert pairs == wanted_pairs and got.tolist() == wanted, (text[:20], more)
+
+
+def test_tokenizers_give_the_text_back():
+    text = A_TEXT.decode()
+    for name in ("char", "bpe"):
+        tokenizer, train, valid = lm_shakespeare.tokenized(A_TEXT, name)
+        assert tokenizer.decode([*train, *valid]) == text
+        assert tokenizer.decode(train) == text[: len(text) * 9 // 10]
+        assert np.array_equal(tokenizer.encode(text[:500]), train[:500]) == (name == "char")
+        assert tokenizer.decode(tokenizer.encode(text[:500])) == text[:500]
+    assert len(tokenizer.types) == 159 and len(train) < 0.7 * len(text)
+    cut = len(text) * 9 // 10
+    altered = text[:cut] + "".join(reversed(text[cut:]))
+    assert lm_shakespeare.tokenized(altered.encode(), "bpe")[0].types == tokenizer.types, "of training alone"
+    tokenizer, train, valid = lm_shakespeare.tokenized("It's a word_1, a  word!\né".encode(), "word")
+    assert tokenizer.types == sorted(["It", "'", "s", "a", "word_1", ",", "word", "!", "é"])
+    assert tokenizer.decode([*train, *valid]) == "It ' s a word_1 , a word ! é" and len(valid) == 1
+
+
+COUNTS = {"char": (65, 1_003_854, 111_540), "word": (13_331, 236_634, 26_293), "bpe": (159, 625_921, 70_229)}
+
+
+def test_tokens_of_tiny_shakespeare():
+    if not WHOLE_TEXT.exists():
+        raise Skip("no data/tinyshakespeare.txt: python lm_shakespeare.py --download")
+    content = WHOLE_TEXT.read_bytes()
+    assert (len(content), lm_shakespeare.sha256(content)) == (lm_shakespeare.SIZE, lm_shakespeare.SHA256)
+    for name, wanted in COUNTS.items():
+        tokenizer, train, valid = lm_shakespeare.tokenized(content, name)
+        assert (len(tokenizer.types), len(train), len(valid)) == wanted
+        assert name == "word" or tokenizer.decode([*train, *valid]).encode() == content
+    assert sum(COUNTS["word"][1:]) == 262_927
+
+
+def test_committed_results_of_tiny_shakespeare_have_its_tokens():
+    paths = list(HERE.glob("results/lm_shakespeare/*/*/result.json"))
+    assert paths
+    for path in paths:
+        result = json.loads(path.read_text())
+        metrics, config = result["metrics"], result["config"]
+        counts = metrics["types"], metrics["train_tokens"], metrics["valid_tokens"]
+        assert counts == COUNTS[config["tokenizer"]] and config["text_sha256"] == lm_shakespeare.SHA256
+
+
+WRONG_SHAKESPEARE = {
+    "--context 9 --positions 8 --pe learned": "--positions 8, --context is 9",
+    "--positions 8": "--pe rotary has none",
+    "--heads 3": "--heads 3 does not divide --width 16",
+    "--width 6 --heads 2": "must be even, got 3",
+    "--width 7 --heads 7 --pe sin": "even --width",
+    "--context 1": "at least 2",
+    "--context 100000": "needs a longer text: one part has",
+    "--pe random": "--pe",
+    "--model lstm": "--model",
+    "--vocab 5": "--vocab",
+    "--warmup 5": "--warmup",
+    "--tokenizer bytes": "--tokenizer",
+    "--data nowhere.txt": "no text at --data nowhere.txt",
+    "--data data": "no text at --data data",
+    "--sample ROMEO": "no trained trial in runs/lm_shakespeare/transformer-rotary-char-T8",
+    "--search --all table1": "without --list",
+    "--search --sample x": "without --list",
+    "--search --overwrite": "without --list",
+    "--search --heads 3": "does not divide",
+    "--list fig2": "choose from table1, heads, layers, context, table2, decay",
+}
+
+
+def test_bad_input_to_lm_shakespeare():
+    with library() as folder:
+        for words, said in WRONG_SHAKESPEARE.items():
+            code, out, err = cli("--scale smoke " + words, SHAKESPEARE)
+            assert code == 2 and err.count("\n") == 1 and said in err and not out, (words, code, out, err)
+            assert [p.name for p in folder.iterdir()] == ["data"], words
+    for content, said in ((b"\xff\xfe", "UTF-8"), (b"ab", "longer text"), (b"", "longer text")):
+        with library(content) as folder:
+            code, _, err = cli("--scale smoke", SHAKESPEARE)
+            assert code == 2 and err.count("\n") == 1 and said in err and not list(folder.glob("runs")), err
+    with library("".join(map(chr, range(200, 400))).encode()):
+        assert "200 characters" in cli("--scale smoke --tokenizer bpe", SHAKESPEARE)[2]
+
+
+def test_defaults_and_grids_are_the_documents():
+    args = args_of("", SHAKESPEARE)
+    wanted = dict(pe="rotary", tokenizer="char", layers=6, heads=6, context=256, width=384, batch=32)
+    wanted |= dict(lr=1e-4, iterations=1000, clip=0, beta2=0.999, eps=1e-8, seed=0)
+    assert wanted.items() <= vars(args).items() and SHAKESPEARE.positions(args) == 256
+    name = "runs/lm_shakespeare/transformer-rotary-char-T256"
+    assert str(trial.trial_folder(SHAKESPEARE, args)) == f"{name}/seed0"
+    args = args_of("--heads 2 --layers 16 --download --data x.txt", SHAKESPEARE)
+    assert str(trial.trial_folder(SHAKESPEARE, args)) == f"{name}-heads=2-layers=16/seed0"
+    for figure, trials in dict(table1=5, heads=7, layers=5, context=3, table2=3, decay=5).items():
+        code, out, _ = cli(f"--list {figure} --seed 0", SHAKESPEARE)
+        assert code == 0 and len(set(out.splitlines())) == trials, (figure, out)
+        for line in out.splitlines():
+            args_of(" ".join(line.split()[2:]), SHAKESPEARE)
+    assert "--heads 2 --layers 16 --context 512" in cli("--list context", SHAKESPEARE)[1]
+
+
+def test_lm_shakespeare_end_to_end():
+    with library() as folder:
+        code, out, err = cli("--scale smoke --all", SHAKESPEARE)
+        assert code == 0, err
+        for figure, grid in lm_shakespeare.GRIDS["smoke"].items():
+            assert f"{figure} (smoke scale)" in out and f"{len(grid)} of {len(grid)} trials finished" in out
+        found = folder / "runs/lm_shakespeare"
+        learned, rotary = (next(found.glob(f"*-{pe}-char-T8-*/seed0")) for pe in ("learned", "rotary"))
+        for path in (learned, rotary):
+            with open(path / "curve.csv") as file:
+                assert {row["learning_rate"] for row in csv.DictReader(file)} == {"0.0001"}
+        learned, rotary = (json.loads((p / "result.json").read_text()) for p in (learned, rotary))
+        assert learned["parameters"] - rotary["parameters"] == 8 * 16
+        assert learned["metrics"]["encoding_parameters"] == 8 * 16
+        assert learned["config"]["text_sha256"] == lm_shakespeare.sha256(A_TEXT)
+        if importlib.util.find_spec("matplotlib"):
+            for figure in lm_shakespeare.FIGURES:
+                assert (folder / f"figures/lm_shakespeare-{figure}-smoke.png").stat().st_size > 5000
+        Path("data/tinyshakespeare.txt").write_bytes(A_TEXT + b"!")
+        code, _, err = cli("--scale smoke --pe learned", SHAKESPEARE)
+        assert code == 2 and "made with other text: text_sha256" in err and err.count("\n") == 1, err
+        Path("data/other.txt").write_bytes(A_TEXT)
+        code, out, _ = cli("--scale smoke --pe learned --data data/other.txt", SHAKESPEARE)
+        assert code == 0 and "is finished" in out
+
+
+def test_lm_shakespeare_resumes_to_the_same_bits():
+    words = "--scale smoke --pe layernorm-learned --tokenizer word --iterations 150 --save-every 20"
+    with library() as folder:
+        assert wait(fork(words, task=SHAKESPEARE)) == 0, Path("child.log").read_text()
+        wanted = outcome(trial_of(folder))
+    for number, code in ((signal.SIGINT, trial.STOPPED), (signal.SIGKILL, -signal.SIGKILL)):
+        with library() as folder:
+            child = fork(words, task=SHAKESPEARE)
+            wait_for(lambda: list(Path().glob("runs/*/*/seed*/last.pt")))
+            os.kill(child, number)
+            assert wait(child) == code and not list(folder.glob("runs/*/*/*/result.json"))
+            assert wait(fork(words, task=SHAKESPEARE)) == 0
+            assert "continuing from" in Path("child.log").read_text()
+            assert outcome(trial_of(folder)) == wanted
+
+
+def test_search_keeps_the_best_and_goes_on_where_it_was():
+    with library() as folder:
+        child = fork("--scale smoke --search --iterations 100", task=SHAKESPEARE)
+        wait_for(lambda: len(list(Path().glob("runs/*/*/*/result.json"))) == 2)
+        os.kill(child, signal.SIGTERM)
+        assert wait(child) in (trial.STOPPED, 0)
+        code, out, err = cli("--scale smoke --search --iterations 100", SHAKESPEARE)
+        assert code == 0 and "is finished" in out, err
+        results = [json.loads(p.read_text()) for p in folder.glob("runs/*/*/*/result.json")]
+        found = {}
+        for result in results:
+            sizes = tuple(result["config"][k] for k in ("heads", "layers", "context"))
+            found[sizes] = result["metrics"]["valid_perplexity"]
+        heads = min((2, 4), key=lambda n: found[n, 2, 8])
+        layers = min((1, 2), key=lambda n: found[heads, n, 8])
+        context = min((4, 8), key=lambda n: found[heads, layers, n])
+        assert len(found) == 4, "two of heads, one more of layers, one more of context"
+        assert out.endswith(f"best: --heads {heads} --layers {layers} --context {context}\n"), out
+        code, again, _ = cli("--scale smoke --search --iterations 100", SHAKESPEARE)
+        assert code == 0 and again.count("is finished") == 6
+    with library():
+        code, out, _ = cli("--scale smoke --search --lr 1e38", SHAKESPEARE)
+        assert code == trial.NOT_FINITE and out.count("starting at") == 6, "tried them all"
+
+
+def test_sample_is_drawn_from_the_trained_model():
+    with library():
+        assert cli("--scale smoke", SHAKESPEARE)[0] == 0
+        code, first, err = cli("--scale smoke --sample 'The '", SHAKESPEARE)
+        assert code == 0 and first.startswith("continuing from last.pt, iteration 20\nThe "), err
+        assert len(first.split("\n", 1)[1]) == 4 + 400 + 1
+        assert cli("--scale smoke --sample 'The '", SHAKESPEARE)[1] == first
+        code, _, err = cli("--scale smoke --sample ☃", SHAKESPEARE)
+        assert code == 2 and "'☃' is not among" in err and err.count("\n") == 1
+        assert "a text to begin with" in cli("--scale smoke --sample ''", SHAKESPEARE)[2]
+        for path in Path().glob("runs/*/*/*/*.pt"):
+            path.write_bytes(b"torn")
+        code, _, err = cli("--scale smoke --sample 'The '", SHAKESPEARE)
+        assert code == 2 and "can be used" in err.splitlines()[-1], err
+
+    class Model(torch.nn.Module):
+        """After token n, n + 1 with a probability of 3/4, else n + 2 (mod 5); needs the last 3 tokens."""
+
+        readout = torch.nn.Linear(1, 5)
+
+        def forward(self, inputs):
+            assert inputs.shape[1] <= 3
+            return torch.tensor([3.0, 1, 0, 0, 0]).roll(inputs[0, -1].item() + 1).log()[None, None]
+
+    drawn = lm_shakespeare.continuation(Model(), torch.tensor([4, 0]), 3, 4000, 1)
+    assert drawn[:2] == [4, 0] and len(drawn) == 4002
+    steps = Counter((b - a) % 5 for a, b in itertools.pairwise(drawn))
+    assert steps.total() == 4001 and set(steps) == {1, 2}
+    chi_square_is_clean([steps[1] - 1, steps[2]], [3000, 1000])  # the first step was given
+
+
+def test_download_takes_the_known_text_only():
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.server.content)
+
+        def log_message(self, *words):
+            pass
+
+    path, words = Path("library/shakespeare.txt"), "--scale smoke --data library/shakespeare.txt --download"
+    known = lm_shakespeare.ADDRESS, lm_shakespeare.SHA256
+    with workplace() as folder, http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lm_shakespeare.ADDRESS = f"http://127.0.0.1:{server.server_port}/input.txt"
+        try:
+            server.content = b"To be"
+            code, _, err = cli(words, SHAKESPEARE)
+            assert code == 2 and "another text now (5 bytes" in err and err.count("\n") == 1, err
+            assert not list(folder.iterdir())
+            server.content, lm_shakespeare.SHA256 = A_TEXT, lm_shakespeare.sha256(A_TEXT)
+            code, out, err = cli(words, SHAKESPEARE)
+            assert code == 0 and path.read_bytes() == A_TEXT and "SHA-256 as expected" in out, err
+            server.content = b"To be"
+            code, out, _ = cli(words, SHAKESPEARE)
+            assert code == 0 and "fetching" not in out and path.read_bytes() == A_TEXT, "left alone"
+            server.shutdown()
+            server.server_close()
+            path.unlink()
+            code, _, err = cli(words, SHAKESPEARE)
+            assert code == 2 and "cannot fetch" in err and str(path) in err and err.count("\n") == 1, err
+        finally:
+            lm_shakespeare.ADDRESS, lm_shakespeare.SHA256 = known
+
+
+def shakespeare_metrics(perplexity, near=0.0, far=0.0):
+    metrics = dict(train_perplexity=perplexity - 1, valid_perplexity=perplexity, types=65)
+    metrics |= dict(train_tokens=650, valid_tokens=100, valid_characters=100)
+    return metrics | {"score_by_distance": [9.0] + [near] * 31 + [far] * 32}
+
+
+def made_up_shakespeare(figure, value):
+    """A report at full size of results whose metrics are value(flags)."""
+    _, args, given = trial.parse(SHAKESPEARE, [])
+    for flags, _, chosen in trial.grid(SHAKESPEARE, args, given, figure):
+        folder = trial.trial_folder(SHAKESPEARE, chosen)
+        folder.mkdir(parents=True)
+        trial.write_json(folder / "result.json", {"metrics": value(flags), "seconds": 100 + flags["seed"]})
+        (folder / "curve.csv").write_text(
+            "iteration,loss,accuracy,learning_rate,seconds\n10,4,0,1,2\n20,3,0,1,3\n"
+        )
+    code, out, err = cli(f"--report {figure}", SHAKESPEARE)
+    assert code == 0, err
+    return out
+
+
+def test_report_of_the_documents_tables():
+    perplexities = {"none": 9, "learned": 6, "sin": 8, "rotary": 5, "layernorm-learned": 7}
+    with workplace():
+        value = lambda flags: shakespeare_metrics(perplexities[flags["pe"]] + 0.01 * flags["seed"])
+        out = made_up_shakespeare("table1", value)
+        row = next(line for line in out.splitlines() if line.startswith("  layernorm"))
+        numbers = r"3 +6.01 +7.01 +101.00 +\[7.00\d+, 7.0[12]\d+\] +7.0000 7.0100 7.0200 +6.77 7.57 101.35$"
+        assert re.search(numbers, row), row
+        assert out.count("  holds") == 3 and "  fails" not in out
+    with workplace():
+        out = made_up_shakespeare("table1", lambda flags: shakespeare_metrics(6 + 0.1 * flags["seed"]))
+        assert out.count("  fails") == 3 and "  holds" not in out
+    with workplace():
+        words = {"char": 4.8, "bpe": 5.0, "word": 300.0}
+        out = made_up_shakespeare(
+            "table2",
+            lambda flags: (
+                shakespeare_metrics(words[flags["tokenizer"]])
+                | ({"valid_characters": 200} if flags["tokenizer"] == "bpe" else {})
+            ),
+        )
+        assert re.search(r"rotary +bpe .* 0.80 .* 6.84 14.64 303.09 \(16 layers, 2 heads\)\n", out), out
+        assert "share one model" in out and out.count("  holds") == 2
+        assert "fails: byte pairs are worse than characters, per character" in out
+    best = dict(heads=2, layers=16, context=256)
+    distance = lambda flag, flags: abs(math.log(flags[flag] / best[flag]))
+    for figure in ("heads", "layers", "context"):
+        with workplace():
+            value = lambda flags, flag=figure: shakespeare_metrics(5 + distance(flag, flags))
+            out = made_up_shakespeare(figure, value)
+            assert "  holds" in out and "  fails" not in out and "not enough" not in out, out
+
+
+def test_claims_about_scores():
+    def value(falls):
+        return lambda flags: shakespeare_metrics(
+            5, 1 + 0.1 * flags["seed"] if (flags["pe"] == "rotary") == falls else -1, -0.5
+        )
+
+    for falls, said in ((True, "  holds"), (False, "  fails")):
+        with workplace():
+            out = made_up_shakespeare("decay", value(falls))
+            assert out.count(said) == 4 and out.count("  holds") + out.count("  fails") == 4, out
+    metrics = shakespeare_metrics(1) | {"score_by_distance": list(range(64))}
+    assert lm_shakespeare.near(metrics) == np.mean(range(1, 9))
+    assert lm_shakespeare.far(metrics) == np.mean(range(32, 64))
+
+
+# ------------------------------------------------------------------------------------------------------------
 # The README
 # ------------------------------------------------------------------------------------------------------------
 
@@ -2198,7 +2781,7 @@ def readme_commands():
 def test_readme_tables_are_those_of_the_committed_results():
     blocks = re.findall(r"```\n\$ (python .*?)\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
     assert blocks
-    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, lm_shakespeare)}
     for command, printed in blocks:
         _, script, *words = shlex.split(command)
         with workplace():
@@ -2207,15 +2790,15 @@ def test_readme_tables_are_those_of_the_committed_results():
                 code, out, err = stability_command(*words)
             else:
                 code, out, err = cli(shlex.join(words), tasks[script])
-        lines = [x for x in out.strip().splitlines() if "drawn" not in x]
-        assert code == 0 and lines == printed.strip().splitlines(), (command, out, err)
+        lines = [x for x in out.splitlines() if "drawn" not in x]
+        assert code == 0 and "\n".join(lines).strip() == printed.strip(), (command, out, err)
 
 
 def test_readme_commands_run():
     commands = readme_commands()
     assert len(commands) >= 10
-    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
-    with workplace():
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, lm_shakespeare)}
+    with library():
         for command in dict.fromkeys(commands):
             _, script, *words = shlex.split(command)
             if script == "test_all.py":
