@@ -1,26 +1,27 @@
-"""Language model (Appendix E: Fig. 15, Table 1): read a paragraph of WikiText-103 and predict every next piece.
+"""Language model (Appendix E: Fig. 15, Table 1): read a paragraph of WikiText-103, predict every next piece.
 
     python lm_wikitext.py --download                            # the text, about 190 MB, into --data
     python lm_wikitext.py --prepare                             # its tokens, once; a trial would do it too
     python lm_wikitext.py --pe sin --seed 0                     # one trial of Table 1
-    python lm_wikitext.py --scale quick --all table1 --data DIR # reduced, on another text in DIR
+    python lm_wikitext.py --scale quick --all --data DIR        # reduced, on a smaller text
     python lm_wikitext.py --report                              # Table 1, Fig. 15 and claims so far
 
     paragraph  the cat sat      read  the cat        predict  cat sat
 
-Here K (--vocab) counts pieces, L (--length) the predicted tokens of a paragraph, from its first on, and --batch
+Here K (--vocab) counts pieces, L (--length) the predicted tokens of a paragraph, from its first on, --batch
 paragraphs. This is the paper's negative result: expect no gain in test perplexity from the encoding.
 
-The text: one paragraph per line; blank lines and headings, which begin with " =", are dropped. DIR holds
-wiki.{train,valid,test}.raw, or .tokens or .txt. The pieces are a SentencePiece unigram model of the training
-split, all options at their defaults but for the longest line (4,192 bytes, above which lines are left out; here
-2^30): no byte fallback, rare characters (0.05% of the text) become the unknown piece 0, which is read but not
-scored. Its <s> and </s> are in the vocabulary and never occur: no begin or end token. A paragraph of one piece
-has nothing to predict and is left out. "<unk>" written in a text is ordinary text.
+Text: one paragraph per line; blank lines and headings, which begin with " =", are dropped. --data holds
+wiki.{train,valid,test}.raw, or .tokens or .txt. Pieces: a SentencePiece unigram model of the training split,
+all options at their defaults but for the longest line (4,192 bytes, above which lines are silently left out;
+here 2^30). So there is no byte fallback: rare characters (0.05% of the text) become the unknown piece 0,
+which is read but not scored. <s> and </s> are in the vocabulary and never occur: no begin or end token. A
+paragraph of one piece has nothing to predict and is left out. "<unk>" written in a text is text, but
+SentencePiece learns no piece from it, so that its < and > are unknown.
 
 A batch is packed: the first pieces of all its paragraphs, then the second ones of those that have one, and so
-on, so padding is never computed. Departures: a batch has no command, so the embedding has K rows; --model s4d
-is not offered. At quick scale a trial takes about two minutes on two cores of an AMD EPYC.
+on, so that padding is never computed. Fig. 15's training perplexity is exp of the loss in curve.csv.
+Departures: there is no command, so the embedding has K rows; s4d, which reads no packed batch, is refused.
 """
 
 import contextlib
@@ -89,18 +90,20 @@ def find_text(folder):
     raise Refused(f"--data {folder} has no {missing} (--download gets WikiText-103 raw from {ADDRESSES[0]})")
 
 
+def file_sha256(path):
+    return sha256_of(path.resolve(), path.stat().st_size, path.stat().st_mtime_ns)
+
+
 @functools.cache
-def file_sha256(path, changed):
-    """`changed`, the time of its last change, is there for the cache, which serves --all."""
+def sha256_of(path, size, changed):
+    """Size and time of change are arguments for the cache's sake, which serves --all."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def text_sha256(files):
     """One hash of the hashes of all splits."""
-    return hashlib.sha256(
-        "".join(file_sha256(f, f.stat().st_mtime_ns) for f in files.values()).encode()
-    ).hexdigest()
+    return hashlib.sha256("".join(map(file_sha256, files.values())).encode()).hexdigest()
 
 
 def paragraphs(path, counts):
@@ -217,13 +220,13 @@ def tokenise(files, args, folder, stop):
 
 
 def take(path):
-    """-> the file `path`, created and locked, or None while another process has it."""
-    file = open(path, "w")
+    """-> the descriptor of the file `path`, created and locked, or None while another process has it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
     with contextlib.suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # not removed by its last holder
+        if os.path.samestat(os.fstat(file), os.stat(path)):  # not removed by its last holder
             return file
-    file.close()
+    os.close(file)
     return None
 
 
@@ -238,11 +241,11 @@ def alone(path, stop):
             say(f"waiting for the process that holds {path}")
         said = True
         time.sleep(0.2)
-    with file:
-        try:
-            yield
-        finally:
-            path.unlink()
+    try:
+        yield
+    finally:
+        path.unlink()
+        os.close(file)
 
 
 def token_folders(files, args):
@@ -267,12 +270,11 @@ def prepare(args, stop):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             lock = folder.with_name(f".{folder.name}.lock")
-            with open(lock, "a"):
-                pass
+            os.close(os.open(lock, os.O_RDWR | os.O_CREAT))
         except OSError:
             continue  # read-only
         with alone(lock, stop):
-            found = find_tokens(files, args)  # made by another process while we waited
+            found = find_tokens(files, args)  # another process made it while we waited
             return found or tokenise(files, args, folder, stop)
     raise Refused(f"neither --data {args.data} nor --out {args.out} can be written to")
 
@@ -290,11 +292,25 @@ class Split(NamedTuple):
     counts: np.ndarray  # (P,) its predicted tokens, --length at most
 
 
-def read_split(folder, split, length):
+def read_tokens(folder, length):
+    """-> (what about.json says, {split: Split})"""
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        if file_sha256(folder / "pieces.model") != about["pieces_sha256"]:
+            raise ValueError("pieces.model is another one")
+        splits = {split: read_split(folder, split, length, about[split]["tokens"]) for split in SPLITS}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(f"{folder} is damaged, remove it: {error}") from None
+    if empty := [split for split in SPLITS if not len(splits[split].starts)]:
+        raise Refused(f"no paragraph of {', '.join(empty)} has two pieces: nothing to predict")
+    return about, splits
+
+
+def read_split(folder, split, length, size):
     ends = np.fromfile(folder / f"{split}.ends", "<i8")
     tokens = np.memmap(folder / f"{split}.tokens", "<u2", "r")
-    if ends[-1] != len(tokens):
-        raise Refused(f"{folder} is damaged ({split}: {len(tokens)} of {ends[-1]} tokens): remove it")
+    if not size == len(tokens) == ends[-1]:
+        raise ValueError(f"{split} has {len(tokens)} tokens and not {size}")
     counts = np.minimum(np.diff(ends) - 1, length)
     return Split(tokens, ends[:-1][counts > 0], counts[counts > 0])
 
@@ -306,7 +322,7 @@ class Batch(NamedTuple):
     targets: torch.Tensor  # (N,)
     times: torch.Tensor  # (N,) the step of each
     sizes: torch.Tensor  # (T,) on the CPU: the paragraphs that have a step t, never more than have t - 1
-    known: torch.Tensor  # (N,) whether the target is known
+    known: torch.Tensor  # (N,) 1 where the target is a known piece, 0 where it is unknown
 
     def share(self):
         """(N,) what each target counts for in the mean over the known ones."""
@@ -342,11 +358,10 @@ class WikiText:
     def __init__(self, args, device):
         self.vocab, self.batch, self.seed, self.device = args.vocab, args.batch, args.seed, device
         folder = find_tokens(find_text(Path(args.data)), args)
-        self.about = json.loads((folder / "about.json").read_text())
-        self.splits = {split: read_split(folder, split, args.length) for split in SPLITS}
+        self.about, self.splits = read_tokens(folder, args.length)
 
     def training_rows(self, i):
-        """Batches are cut from the epochs one after another; one may hold the end of one and the next's start."""
+        """Batches are cut from the epochs' orders, one after another; no epoch's rest is lost."""
         count = len(self.splits["train"].starts)
         start, stop = (i - 1) * self.batch, i * self.batch
         epochs = range(start // count, (stop - 1) // count + 1)
@@ -378,7 +393,7 @@ def perplexities(model, split, batch, device):
             [losses @ part.known, part.known.sum(), losses.sum(), part.known.new_tensor(len(losses))]
         )
     known, known_count, everything, count = sums.tolist()
-    return math.exp(known / max(known_count, 1)), math.exp(everything / count)
+    return float(np.exp(known / max(known_count, 1))), float(np.exp(everything / count))
 
 
 def unigram_perplexity(splits, vocab):
@@ -393,6 +408,28 @@ def unigram_perplexity(splits, vocab):
 # ------------------------------------------------------------------------------------------------------------
 # The model
 # ------------------------------------------------------------------------------------------------------------
+
+
+def packed(layer, x, sizes):
+    """nn.LSTM or nn.GRU over packed rows, (N, inputs) -> (N, H)."""
+    if x.is_cuda:
+        return layer(PackedSequence(x, sizes))[0].data
+    # On a CPU the backward pass of torch's own touches all N rows at each of the T steps.
+    products, outputs = F.linear(x, layer.weight_ih_l0, layer.bias_ih_l0).split(sizes.tolist()), []
+    h = c = x.new_zeros(len(products[0]), layer.hidden_size)
+    for x_t in products:
+        h, c = h[: len(x_t)], c[: len(x_t)]
+        p_t = F.linear(h, layer.weight_hh_l0, layer.bias_hh_l0)
+        if isinstance(layer, nn.LSTM):
+            i, f, g, o = (x_t + p_t).chunk(4, dim=1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        else:
+            (x_r, x_z, x_n), (p_r, p_z, p_n) = x_t.chunk(3, dim=1), p_t.chunk(3, dim=1)
+            n = (x_n + (x_r + p_r).sigmoid() * p_n).tanh()
+            h = n + (x_z + p_z).sigmoid() * (h - n)
+        outputs.append(h)
+    return torch.cat(outputs)
 
 
 class LanguageModel(nn.Module):
@@ -415,7 +452,7 @@ class LanguageModel(nn.Module):
         elif self.encoding.name != "none":
             times = self.encoding(len(batch.sizes)).to(x.dtype)[batch.times]
             x = x + times if self.combine == "add" else torch.cat([x, times], dim=1)
-        return self.layer(PackedSequence(x, batch.sizes))[0].data
+        return packed(self.layer, x, batch.sizes)
 
     def loss_and_accuracy(self, batch):
         weight, bias = self.readout.weight, self.readout.bias
@@ -447,7 +484,7 @@ def fetch(address, part, stop):
         part.unlink()
         return fetch(address, part, stop)
     with answer, open(part, "ab" if answer.status == 206 else "wb") as file:
-        size = file.tell() + int(answer.headers["Content-Length"])
+        size = file.tell() + int(answer.headers["Content-Length"] or 0)
         counts, what = Counter(bytes=file.tell()), f"downloading {address}"
         for block in shown(iter(lambda: answer.read(2**16), b""), counts, size, what, stop):
             file.write(block)
@@ -463,7 +500,7 @@ def download(folder, stop):
     with alone(folder / ".download.lock", stop):
         if not archive.exists():
             fetch_any(archive, stop)
-        found = file_sha256(archive, archive.stat().st_mtime_ns)
+        found = file_sha256(archive)
         say(f"{archive}: {archive.stat().st_size} bytes, SHA-256 {found}")
         if noted.exists() and noted.read_text().split()[0] != found:
             raise Refused(f"{archive} is not what was downloaded (see {noted}): remove both")
@@ -488,7 +525,7 @@ def fetch_any(archive, stop):
 def unpack(archive, folder):
     try:
         with zipfile.ZipFile(archive) as content:
-            for split in SPLITS:
+            for split in (s for s in SPLITS if not (folder / f"wiki.{s}.raw").exists()):
                 (member,) = [n for n in content.namelist() if n.endswith(f"/wiki.{split}.raw")]
                 temporary = folder / f".wiki.{split}.raw.tmp"
                 with content.open(member) as packed, open(temporary, "wb") as file:
@@ -517,7 +554,7 @@ def run(task, args, words, stop):
     if args.download or args.prepare:
         say(f"tokens in {folder}" if folder else f"text in {args.data}")
         return 0
-    about = json.loads((folder / "about.json").read_text())
+    about, _ = read_tokens(folder, args.length)
     for name in trial.FINGERPRINTS:
         setattr(args, name, about[name])
     return trial.run(task, args, words, stop)
@@ -548,7 +585,7 @@ def training_perplexity(first, last):
 
     def metric(metrics):
         losses = metrics["curve"]["loss"]
-        return math.exp(np.mean(losses[round(first * len(losses)) : round(last * len(losses))]))
+        return float(np.exp(np.mean(losses[math.floor(first * len(losses)) : math.ceil(last * len(losses))])))
 
     return metric
 
@@ -557,7 +594,9 @@ EARLY = training_perplexity(0, 1 / 3)
 
 
 def curve(flags, metrics):
-    points = {i: math.exp(loss) for i, loss in zip(metrics["curve"]["iteration"], metrics["curve"]["loss"])}
+    points = {
+        i: float(np.exp(loss)) for i, loss in zip(metrics["curve"]["iteration"], metrics["curve"]["loss"])
+    }
     return [(flags["model"].upper(), flags["pe"], points)]
 
 
@@ -583,14 +622,16 @@ def table1(cells, scale):
 
 SCALES = {
     "paper": dict(vocab=32768, length=1024, iterations=30_000),
-    "quick": dict(vocab=2048, hidden=128, embed=64, batch=32, lr=3e-3, iterations=600, save_every=200),
-    "smoke": SMOKE | dict(vocab=100, length=32),
+    "quick": dict(
+        vocab=2048, hidden=128, embed=64, batch=32, lr=5e-3, iterations=200, save_every=50, log_every=10
+    ),
+    "smoke": SMOKE | dict(vocab=40, length=32),
 }
-SCALES["quick"] |= dict(log_every=20)
+
 LSTM = dict(model="lstm", pe=["none", "sin"])
 GRIDS = {
     scale: dict.fromkeys(["table1", "fig15"], cross(**LSTM, vocab=vocab, seed=seeds))
-    for scale, vocab, seeds in [("paper", 32768, SEEDS), ("quick", 2048, range(3)), ("smoke", 100, range(1))]
+    for scale, vocab, seeds in [("paper", 32768, SEEDS), ("quick", 2048, range(3)), ("smoke", 40, range(1))]
 }
 
 FIGURES = {
