@@ -9,9 +9,9 @@
     paragraph  the cat sat      read  the cat        predict  cat sat
 
 Here K (--vocab) counts pieces, L (--length) the predicted tokens of a paragraph, from its first on, --batch
-paragraphs. This is the paper's negative result: expect no gain in test perplexity from the encoding. At quick
-scale, on WikiText-2, it ends near 60, a unigram model's being 224; a trial takes five minutes on one core of a
-busy AMD EPYC, evaluation apart.
+paragraphs. This is the paper's negative result: expect no gain in test perplexity from the encoding. At
+quick scale, on WikiText-2, it ends near 60, where a unigram model has 224; a trial takes five minutes on one
+core of a busy AMD EPYC, evaluation apart.
 
 Text: one paragraph per line; blank lines and headings, which begin with " =", are dropped. --data holds
 wiki.{train,valid,test}.raw, or .tokens or .txt. Pieces: a SentencePiece unigram model of the training split,
