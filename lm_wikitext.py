@@ -27,6 +27,7 @@ Departures: there is no command, so the embedding has K rows; s4d, which reads n
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -414,9 +415,10 @@ def unigram_perplexity(splits, vocab):
 
 
 def packed(layer, x, sizes):
-    """nn.LSTM or nn.GRU over packed rows, (N, inputs) -> (N, H)."""
+    """What nn.LSTM or nn.GRU gives for packed rows, (N, inputs) -> (N, H)."""
     if x.is_cuda:
-        return layer(PackedSequence(x, sizes))[0].data
+        plain = nn.LSTM if isinstance(layer, nn.LSTM) else nn.GRU
+        return plain.forward(layer, PackedSequence(x, sizes))[0].data
     # On a CPU the backward pass of torch's own touches all N rows at each of the T steps.
     products, outputs = F.linear(x, layer.weight_ih_l0, layer.bias_ih_l0).split(sizes.tolist()), []
     h = c = x.new_zeros(len(products[0]), layer.hidden_size)
@@ -435,31 +437,39 @@ def packed(layer, x, sizes):
     return torch.cat(outputs)
 
 
-class LanguageModel(nn.Module):
-    """common.Model for packed paragraphs, every step of which is answered."""
+class LanguageModel(common.Model):
+    """Reads packed paragraphs, and answers at every step."""
 
     def __init__(self, task, args):
-        super().__init__()
-        self.combine = args.combine
-        self.embedding = nn.Embedding(args.vocab, args.embed)
-        self.encoding = common.Encoding(args.pe, task.positions(args), args.embed)
-        width = args.embed if args.pe == "none" or args.combine == "add" else 2 * args.embed
-        self.layer = {"gru": nn.GRU, "lstm": nn.LSTM}[args.model](width, args.hidden)
-        self.readout = nn.Linear(args.hidden, args.vocab)
+        sizes = args.vocab, args.embed, args.hidden, task.positions(args)
+        super().__init__(args.model, args.pe, *sizes, args.combine)
+        self.embedding = nn.Embedding(args.vocab, args.embed)  # there is no command
+
+    def represent(self, batch):
+        """(N, E or 2E), what the layer reads."""
+        x = self.embedding(batch.inputs)
+        if self.encoding.name == "dup":
+            return torch.cat([x, x], dim=1)
+        if self.encoding.name == "none":
+            return x
+        times = self.encoding(len(batch.sizes)).to(x.dtype)[batch.times]
+        return x + times if self.combine == "add" else torch.cat([x, times], dim=1)
 
     def features(self, batch):
-        """(N, H) what is read out."""
-        x = self.embedding(batch.inputs)  # (N, E)
-        if self.encoding.name == "dup":
-            x = torch.cat([x, x], dim=1)
-        elif self.encoding.name != "none":
-            times = self.encoding(len(batch.sizes)).to(x.dtype)[batch.times]
-            x = x + times if self.combine == "add" else torch.cat([x, times], dim=1)
-        return packed(self.layer, x, batch.sizes)
+        """(N, H), what is read out."""
+        if not self.fast:
+            return packed(self.layer, self.represent(batch), batch.sizes)
+        pieces, embedded = batch.inputs, self.embedding.weight
+        if not pieces.is_cuda:  # a GPU would be waited for
+            used, pieces = pieces.unique(return_inverse=True)
+            embedded = self.embedding(used)
+        table, clock = self.input_products(embedded, len(batch.sizes))
+        return self.layer.sweep(table, clock, pieces, batch.sizes.tolist(), self.compiled)
 
     def loss_and_accuracy(self, batch):
         weight, bias = self.readout.weight, self.readout.bias
-        return common.cross_entropy(self.features(batch), weight, bias, batch.targets, batch.share())
+        features, share = self.features(batch), batch.share()
+        return common.cross_entropy(features, weight, bias, batch.targets, share, self.compiled)
 
     def losses(self, batch):
         """(N,) cross-entropies, in chunks of rows."""
@@ -560,7 +570,7 @@ def run(task, args, words, stop):
     about, _ = read_tokens(folder, args.length)
     for name in trial.FINGERPRINTS:
         setattr(args, name, about[name])
-    return trial.run(task, args, words, stop)
+    return trial.run(dataclasses.replace(task, run=None), args, words, stop)
 
 
 def add_flags(group):
@@ -686,6 +696,7 @@ TASK = trial.Task(
     model=LanguageModel,
     run=run,
     without=("--held-out",),
+    graph=False,  # the number of steps differs between batches
 )
 
 if __name__ == "__main__":

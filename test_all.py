@@ -1929,11 +1929,12 @@ def padded_losses(model, split, rows):
 def test_lm_packed_equals_padded():
     draw = np.random.default_rng(1)
     torch.manual_seed(1)
-    for model, pe in itertools.product(("gru", "lstm"), ENCODINGS):
+    for engine, model, pe in itertools.product(("torch", "fast"), ("gru", "lstm"), ENCODINGS):
         lengths = [2, 1, 3, 40, *draw.integers(1, 30, 8)]  # one piece: no target; 2: one; 40: cut at 32
         split = made_up_split(lengths, 50)
         built = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args(f"--model {model} --pe {pe} --vocab 50"))
         built.double()
+        built.fast = engine == "fast"
         rows = draw.permutation(len(split.starts))
         batch = lm_wikitext.pack(split, rows, torch.device("cpu"))
         assert len(batch.inputs) == sum(min(n - 1, 32) for n in lengths), "nothing but real targets"
