@@ -20,7 +20,7 @@ import numpy as np
 from common import bootstrap_interval, bootstrap_resamples
 
 ENOUGH = 3  # trials on each side of a claim
-SCRIPTS = ["reverse", "sort", "delayed_add", "predecessor", "lm_shakespeare"]
+SCRIPTS = ["reverse", "sort", "delayed_add", "predecessor", "lm_wikitext", "lm_shakespeare"]
 STATES = ["done", "running", "failed", "stopped", "missing"]
 
 

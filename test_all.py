@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import csv
 import fcntl
+import hashlib
 import http.server
 import importlib.util
 import io
@@ -29,6 +30,7 @@ import threading
 import time
 import traceback
 import unittest
+import zipfile
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -42,6 +44,7 @@ import bench
 import common
 import delayed_add
 import lm_shakespeare
+import lm_wikitext
 import predecessor
 import recurrence
 import report
@@ -1588,7 +1591,7 @@ def test_claims_need_trials():
 # Sorting, delayed addition, predecessor query
 # ------------------------------------------------------------------------------------------------------------
 
-SCRIPTS = (sort, delayed_add, predecessor)
+SCRIPTS, LANGUAGE_MODELS = (sort, delayed_add, predecessor), (lm_wikitext, lm_shakespeare)
 
 
 def task_data(script, vocab, length, held_out=4, batch=64, seed=0):
@@ -2755,6 +2758,538 @@ def test_claims_about_scores():
 
 
 # ------------------------------------------------------------------------------------------------------------
+# Language model
+# ------------------------------------------------------------------------------------------------------------
+
+WORDS = "the cat sat on a mat and dogs ran far away from old houses while rain fell , then it stopped ."
+WORDS = list(WORDS.split(" "))
+
+
+def lm_lines(seed, count):
+    """Lines as in WikiText: headings, blank ones, paragraphs of 1 to 40 words that repeat some order."""
+    draw = np.random.default_rng(seed)
+    lines = []
+    for n in range(count):
+        start, length = draw.integers(len(WORDS)), draw.integers(1, 41)
+        text = [WORDS[(start + j + (draw.random() < 0.2)) % len(WORDS)] for j in range(length)]
+        lines += [" ", " = Heading = ", " "] * (n % 5 == 0) + [" " + " ".join(text) + " "]
+    return lines
+
+
+def lm_text(folder="data/wikitext-103-raw", **lines):
+    """The three files of a small text, of other lines where given."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for n, split in enumerate(lm_wikitext.SPLITS):
+        content = "\n".join(lines.get(split) or lm_lines(n, 60 if split == "train" else 20)) + "\n"
+        Path(folder, f"wiki.{split}.raw").write_bytes(content.encode())
+
+
+def lm(words):
+    return cli(f"--scale smoke {words}", lm_wikitext.TASK)
+
+
+def lm_args(words=""):
+    return args_of(f"--scale smoke {words}", lm_wikitext.TASK)
+
+
+def lm_data(words=""):
+    """The data of a trial on the text in this working directory."""
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+    args = lm_args(words)
+    code, _, err = captured(lambda: lm_wikitext.prepare(args, trial.Stop()) and None)
+    assert code is None, err
+    return lm_wikitext.WikiText(args, torch.device("cpu"))
+
+
+def lm_pieces():
+    """The learned pieces, read by SentencePiece itself."""
+    from sentencepiece import SentencePieceProcessor
+
+    (path,) = Path().glob("data/*/tokens-*/pieces.model")
+    return SentencePieceProcessor(model_file=str(path))
+
+
+def made_up_split(lengths, vocab, seed=0, most=32):
+    """A Split of paragraphs with so many pieces each, a tenth of them unknown."""
+    draw = np.random.default_rng(seed)
+    tokens = draw.integers(1, vocab, sum(lengths)) * (draw.random(sum(lengths)) > 0.1)
+    ends = np.cumsum([0, *lengths])
+    counts = np.minimum(np.diff(ends) - 1, most)
+    return lm_wikitext.Split(tokens.astype(np.uint16), ends[:-1][counts > 0], counts[counts > 0])
+
+
+def padded_losses(model, split, rows):
+    """(loss of every target, whether it is known), from padded paragraphs, one nn.LSTM or nn.GRU, a mask."""
+    counts = torch.from_numpy(split.counts[rows])
+    pieces = torch.zeros(len(rows), 1 + max(counts), dtype=torch.int64)
+    for b, r in enumerate(rows):
+        n = 1 + split.counts[r]
+        pieces[b, :n] = torch.from_numpy(split.tokens[split.starts[r] :][:n].astype(np.int64))
+    x = model.embedding(pieces[:, :-1])
+    if model.encoding.name == "dup":
+        x = torch.cat([x, x], 2)
+    elif model.encoding.name != "none":
+        x = torch.cat([x, model.encoding(x.shape[1]).expand(len(rows), -1, -1)], 2)
+    plain = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU}[type(model.layer).__name__]
+    layer = plain(model.layer.input_size, model.layer.hidden_size, batch_first=True).double()
+    h = torch.func.functional_call(layer, dict(model.layer.named_parameters()), x)[0]
+    logits, targets = model.readout(h), pieces[:, 1:]
+    losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    real = torch.arange(targets.shape[1]) < counts[:, None]
+    return losses[real], (targets != 0)[real], (logits.argmax(2) == targets)[real]
+
+
+def test_lm_packed_equals_padded():
+    draw = np.random.default_rng(1)
+    torch.manual_seed(1)
+    for engine, model, pe in itertools.product(("torch", "fast"), ("gru", "lstm"), ENCODINGS):
+        lengths = [2, 1, 3, 40, *draw.integers(1, 30, 8)]  # one piece: no target; 2: one; 40: cut at 32
+        split = made_up_split(lengths, 50)
+        built = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args(f"--model {model} --pe {pe} --vocab 50"))
+        built.double()
+        built.fast = engine == "fast"
+        rows = draw.permutation(len(split.starts))
+        batch = lm_wikitext.pack(split, rows, torch.device("cpu"))
+        assert len(batch.inputs) == sum(min(n - 1, 32) for n in lengths), "nothing but real targets"
+        losses, known, right = padded_losses(built, split, rows)
+        wanted = losses[known].mean()
+        gradients = torch.autograd.grad(wanted, list(built.parameters()))
+        loss, accuracy = built.loss_and_accuracy(batch)
+        close(loss.detach(), wanted, 1e-12)
+        assert abs(accuracy - right[known].double().mean()) < 1e-12
+        for p, g, wanted in zip(built.parameters(), torch.autograd.grad(loss, built.parameters()), gradients):
+            close(g, wanted, 1e-9)
+        for size in (1, 5, 100):
+            found = lm_wikitext.perplexities(built, split, size, torch.device("cpu"))
+            close(found, [losses[known].mean().exp().item(), losses.mean().exp().item()], 1e-9)
+
+
+def test_lm_packed_layout_of_the_docstring():
+    split = lm_wikitext.Split(np.array([5, 6, 7, 8, 9, 0, 4], np.uint16), np.array([0, 4]), np.array([3, 2]))
+    batch = lm_wikitext.pack(split, np.array([1, 0]), torch.device("cpu"))
+    assert batch.inputs.tolist() == [5, 9, 6, 0, 7] and batch.targets.tolist() == [6, 0, 7, 4, 8]
+    assert batch.times.tolist() == [0, 0, 1, 1, 2] and batch.sizes.tolist() == [2, 2, 1]
+    close(batch.share(), [0.25, 0, 0.25, 0.25, 0.25], 1e-12)
+
+
+def test_lm_no_target_is_known():
+    split = lm_wikitext.Split(np.array([3, 0, 0], np.uint16), np.array([0]), np.array([2]))
+    model = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args())
+    loss, _ = model.loss_and_accuracy(lm_wikitext.pack(split, np.array([0]), torch.device("cpu")))
+    loss.backward()
+    assert loss == 0 and all((p.grad == 0).all() for p in model.parameters())
+
+
+def test_lm_logits_are_never_whole_and_nothing_waits():
+    split = made_up_split([40] * 8, 3000)
+    model = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args("--vocab 3000"))
+    batch = lm_wikitext.pack(split, np.arange(8), torch.device("cpu"))
+    assert len(batch.inputs) == 256
+    before, common.CHUNK = common.CHUNK, 20 * 3000
+    try:
+        with Watch() as watch:
+            model.loss_and_accuracy(batch)[0].backward()
+        with torch.no_grad(), Watch() as watch_losses:
+            model.losses(batch)
+    finally:
+        common.CHUNK = before
+    assert not watch.waits
+    assert watch.largest <= 64 * 3000 and watch_losses.largest <= 64 * 3000, "of 256 x 3000 logits"
+
+
+def lm_rows(count, batch, seed, iterations):
+    data = object.__new__(lm_wikitext.WikiText)
+    data.splits, data.batch, data.seed = {"train": made_up_split([2] * count, 5)}, batch, seed
+    return [data.training_rows(i).tolist() for i in range(1, iterations + 1)]
+
+
+def test_lm_epochs_are_permutations_without_loss_at_their_borders():
+    for count, batch in ((7, 3), (7, 7), (3, 10), (1, 4), (50, 1)):
+        drawn = list(itertools.chain(*lm_rows(count, batch, 5, 4 * count)))
+        assert len(drawn) == 4 * count * batch
+        epochs = [drawn[n : n + count] for n in range(0, len(drawn), count)]
+        assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert lm_rows(50, 8, 1, 9)[8] == lm_rows(50, 8, 1, 9)[8] != lm_rows(50, 8, 2, 9)[8]
+    epochs = list(itertools.chain(*lm_rows(4, 4, 3, 4800)))
+    assert_uniform([tuple(epochs[n : n + 4]) for n in range(0, len(epochs), 4)], 24)
+
+
+def test_lm_keeps_all_but_headings_and_blank_lines():
+    kept = [" a cat \u2028 sat \x0b on\r a mat ", "= 3 is a sum , no heading", " == twice ="[1:], " the"]
+    train = [*lm_lines(0, 60), *kept, " = Heading = ", "", " ", "\r", " = = Sub = = "]
+    with workplace():
+        lm_text(train=train)
+        for path in Path().glob("data/*/*.raw"):  # as saved on Windows
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+        data = lm_data()
+        pieces, counts = lm_pieces(), data.about["train"]
+        wanted = [pieces.encode(x) for x in train if x.strip() and not x.startswith(" =")]
+        assert [kept[n] in train for n in range(4)] == [True] * 4 and len(wanted) == 64 == counts[
+            "paragraphs"
+        ]
+        assert counts["headings"] == 14 and counts["blank lines"] == 27, counts
+        tokens = data.splits["train"].tokens
+        assert tokens.tolist() == list(itertools.chain(*wanted)) and counts["tokens"] == len(tokens)
+        assert counts["unknown tokens"] == sum(w.count(0) for w in wanted) > 0
+        with_target = [w for w in wanted if len(w) > 1]
+        assert 0 < len(wanted) - len(with_target) == counts["paragraphs without a target"]
+        starts, lengths = data.splits["train"].starts, data.splits["train"].counts
+        for start, length, w in zip(starts, lengths, with_target, strict=True):
+            assert tokens[start : start + length + 1].tolist() == w[:33], "--length 32 targets at most"
+
+
+def test_lm_lines_above_the_default_limit_are_learned_from():
+    """A line of more than 4,192 bytes holds the only words with x."""
+    long = " " + "xyx yxy " * 600
+    with workplace():
+        lm_text(train=[*lm_lines(0, 60), long])
+        data = lm_data()
+        assert "x" in "".join(lm_pieces().id_to_piece(n) for n in range(40))
+        assert data.splits["train"].tokens[-50:].all(), "its pieces are known"
+        assert data.about["train"]["paragraphs"] == 61
+
+
+def test_lm_scores_the_first_1024_targets_of_a_paragraph():
+    with workplace():
+        long = " " + " ".join(WORDS * 60)
+        lm_text(train=[*lm_lines(0, 60), long], test=[long, " the cat"])
+        data = lm_data("--length 1024")
+        test, all_of_it = data.splits["test"], data.about["test"]["tokens"]
+        assert test.counts.max() == 1024 < all_of_it - 100
+        batch = data.training_episode(1)
+        assert len(batch.sizes) <= 1024
+        model = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args("--pe learned --length 1024"))
+        first = lm_wikitext.perplexities(model, test, 4, torch.device("cpu"))
+        changed = np.array(test.tokens)
+        changed[1025 : test.starts[1]] = 7
+        assert first == lm_wikitext.perplexities(model, test._replace(tokens=changed), 4, torch.device("cpu"))
+        changed[1024] = 7
+        assert first != lm_wikitext.perplexities(model, test._replace(tokens=changed), 4, torch.device("cpu"))
+
+
+def test_lm_unigram_by_hand():
+    train, test = made_up_split([9, 30, 1, 4], 6), made_up_split([50, 2, 1], 8, seed=2)
+    counts = Counter(train.tokens.tolist())
+    targets = [int(t) for s, n in zip(test.starts, test.counts) for t in test.tokens[s + 1 : s + n + 1]]
+    logs = [math.log((counts[t] + 1) / (len(train.tokens) + 8)) for t in targets if t]
+    found = lm_wikitext.unigram_perplexity(dict(train=train, test=test), 8)
+    assert len(targets) == 33 > len(logs) and abs(found / math.exp(-sum(logs) / len(logs)) - 1) < 1e-12
+
+
+def test_lm_trial_learns_stops_and_resumes_to_the_bit():
+    words = "--scale smoke --data data --iterations 120 --length 10 --lr 0.03 --save-every 100000"
+    with workplace():
+        lm_text("data")
+        lm_data("--data data --length 10")
+        code, _, err = cli(words, lm_wikitext.TASK)
+        assert code == 0, err
+        (folder,) = Path().glob("runs/lm_wikitext/*/seed0")
+        plain = outcome(folder)
+        result = json.loads((folder / "result.json").read_text())
+        metrics = result["metrics"]
+        assert metrics["test_perplexity"] < metrics["unigram_test_perplexity"] / 2, metrics
+        (about,) = Path().glob("data/tokens-*/about.json")
+        pieces = hashlib.sha256((about.parent / "pieces.model").read_bytes()).hexdigest()
+        assert result["config"]["pieces_sha256"] == pieces
+        assert json.loads((folder / "config.json").read_text())["config"]["pieces_sha256"] == pieces
+        assert metrics["tokens"]["train"] == (about.parent / "train.tokens").stat().st_size / 2
+        shutil.rmtree("runs")
+        for _ in range(2):
+            child = fork(words, task=lm_wikitext.TASK)
+            wait_for(lambda: list(Path().glob("runs/lm_wikitext/*/seed0/config.json")))
+            time.sleep(0.3)
+            os.kill(child, signal.SIGTERM)
+            assert wait(child) in (0, trial.STOPPED)
+        stops = Path("child.log").read_text().count("stopped at iteration")
+        assert stops >= 1, Path("child.log").read_text()
+        assert cli(words, lm_wikitext.TASK)[0] == 0 and outcome(folder) == plain
+
+
+def test_lm_tokens_are_found_again_and_never_stale():
+    with workplace():
+        lm_text()
+        lm_data()
+        (tokens,) = Path().glob("data/*/tokens-*")
+        before = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in tokens.iterdir()}
+        assert lm("--iterations 2")[0] == 0
+        assert before == {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in tokens.iterdir()}
+        text = Path("data/wikitext-103-raw/wiki.train.raw")
+        content = text.read_bytes()
+        text.write_bytes(content[:-9] + b"another\n")  # of the same length
+        for words in ("--iterations 2", "--iterations 2 --pe none"):
+            code, _, err = lm(words)
+            refused = words.endswith("2")
+            assert code == (2 if refused else 0) and err.count("\n") == refused, (words, err)
+            assert not refused or "made with other text: pieces_sha256" in err
+        assert lm("--iterations 2 --overwrite")[0] == 0
+        assert len(list(Path().glob("data/*/tokens-*"))) == 2
+        text.write_bytes(content)
+        shutil.rmtree(tokens)
+        lm_data()
+        assert {p.name: p.read_bytes() for p in tokens.iterdir()} == {n: b for n, (_, b) in before.items()}
+        (tokens / "test.tokens").write_bytes(b"\0\0")
+        code, _, err = lm("--pe dup")
+        assert code == 2 and "is damaged, remove it: test has 1 tokens" in err and err.count("\n") == 1, err
+
+
+def test_lm_bad_input_is_refused_in_one_line_and_creates_nothing():
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+
+    def text(**lines):
+        shutil.rmtree("data", ignore_errors=True)
+        lm_text(**lines)
+        return Path("data/wikitext-103-raw")
+
+    wrong = [
+        (
+            "--data elsewhere",
+            lambda: None,
+            "has no wiki.train.raw, wiki.valid.raw, wiki.test.raw (--download",
+        ),
+        ("", lambda: (text() / "wiki.valid.raw").unlink(), "has no wiki.valid.raw (--download"),
+        ("", lambda: (text() / "wiki.test.raw").write_bytes(b""), "wiki.test.raw has no paragraph: 0 lines"),
+        ("", lambda: text(train=[" = A = ", "", " "]), "wiki.train.raw has no paragraph: 3 lines"),
+        ("", lambda: (text() / "wiki.valid.raw").write_bytes(b"a\nb c\xff\n"), "not UTF-8: line 2, byte 4"),
+        ("--vocab 5000", text, "wiki.train.raw supports"),
+        ("--vocab 5", text, "wiki.train.raw needs"),
+        ("--vocab 65537", text, "65536 is the limit"),
+        ("--model s4d", text, "use gru or lstm"),
+        ("--held-out 5", text, "unrecognized arguments"),
+    ]
+    for words, spoil, expected in wrong:
+        with workplace() as folder:
+            spoil()
+            before = sorted(folder.rglob("*"))
+            code, _, err = lm(words)
+            assert code == 2 and err.count("\n") == 1 and expected in err, (words, err)
+            assert sorted(folder.rglob("*")) == before, words
+    with workplace():
+        text()
+        lm_data()
+        one = next(word for word in WORDS if len(lm_pieces().encode(word)) == 1)
+        text(valid=[one, " " + one])
+        code, _, err = lm("")
+        assert code == 2 and "no paragraph of valid has two pieces" in err, err
+
+
+def test_lm_without_sentencepiece():
+    """One line where there are no tokens; nothing needs it where there are."""
+    with workplace() as folder:
+        lm_text()
+        before, there = sys.modules.get("sentencepiece"), importlib.util.find_spec("sentencepiece")
+        try:
+            if there:
+                lm_data()
+                sys.modules["sentencepiece"] = None  # as if not installed
+                assert lm("--iterations 2")[0] == 0
+                shutil.rmtree("runs")
+                (tokens,) = folder.glob("data/*/tokens-*")
+                shutil.rmtree(tokens)
+            code, _, err = lm("")
+        finally:
+            sys.modules.pop("sentencepiece", None)
+            if before:
+                sys.modules["sentencepiece"] = before
+        assert code == 2 and err.count("\n") == 1 and "pip install sentencepiece" in err, err
+        assert not (folder / "runs").exists()
+
+
+def test_lm_one_process_tokenises_and_the_others_wait():
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+    with workplace() as folder:
+        lm_text()
+        (text,) = folder.glob("data/*")
+        name = lm_wikitext.token_folders(lm_wikitext.find_text(text), lm_args())[0].name
+        (text / f".{name}.tmp").mkdir()  # of a process that was killed
+        (text / f".{name}.tmp" / "half").touch()
+        command = [sys.executable, HERE / "lm_wikitext.py", "--scale", "smoke", "--iterations", "2"]
+        with open("log", "w") as log, open(text / f".{name}.lock", "w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            children = [
+                subprocess.Popen([*command, "--seed", str(n)], stdout=log, stderr=log) for n in range(3)
+            ]
+            wait_for(lambda: Path("log").read_text().count("waiting for the process") == 3)
+            children[0].send_signal(signal.SIGUSR1)
+            assert children[0].wait() == trial.STOPPED
+        assert [child.wait(30) for child in children[1:]] == [0, 0], Path("log").read_text()
+        assert Path("log").read_text().count("learning 40 pieces") == 1
+        assert sorted(p.name for p in text.iterdir() if not p.name.startswith("wiki.")) == [name]
+
+
+def test_lm_read_only_text():
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+    with workplace() as folder:
+        lm_text()
+        (text,) = folder.glob("data/*")
+        name = lm_wikitext.token_folders(lm_wikitext.find_text(text), lm_args())[0].name
+        (text / f".{name}.lock").mkdir()  # root writes to read-only folders: let opening the lock fail
+        assert lm("--iterations 2")[0] == 0
+        assert (folder / "runs" / "lm_wikitext" / name / "about.json").exists()
+        assert len(list(text.iterdir())) == 4
+        code, out, _ = lm("--iterations 2 --pe none")
+        assert code == 0 and "learning" not in out
+
+
+class Archive(http.server.BaseHTTPRequestHandler):
+    """Serves `content`: its first answer breaks off after `breaks` bytes; ranges where `ranges`."""
+
+    content, breaks, ranges, asked = b"", None, True, []
+
+    def do_GET(self):
+        self.asked.append(self.headers["Range"])
+        if "python" in self.headers["User-Agent"].lower():
+            return self.send_error(403)
+        start = int((self.headers["Range"] or "bytes=0-")[6:-1]) if self.ranges else 0
+        if start >= len(self.content):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        end, Archive.breaks = self.breaks, None
+        self.wfile.write(self.content[start:end])
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def archive_server(**how):
+    for name, value in (dict(content=b"", breaks=None, ranges=True, asked=[]) | how).items():
+        setattr(Archive, name, value)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Archive)
+    thread = threading.Thread(target=server.serve_forever, kwargs=dict(poll_interval=0.01))
+    thread.start()
+    before, port = lm_wikitext.ADDRESSES, server.server_address[1]
+    lm_wikitext.ADDRESSES = ["http://127.0.0.1:1/nobody.zip", f"http://localhost:{port}/a.zip"]
+    try:
+        yield
+    finally:
+        lm_wikitext.ADDRESSES = before
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def lm_archive(**changed):
+    """A zip as that of WikiText-103 raw, about 100 kB."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as file:
+        for n, split in enumerate(lm_wikitext.SPLITS):
+            content = changed.get(split, "\n".join(lm_lines(n, 500)))
+            file.writestr(f"wikitext-103-raw/wiki.{split}.raw", content)
+    return packed.getvalue()
+
+
+def test_lm_download():
+    content = lm_archive()
+    for ranges in (True, False):
+        with workplace(), archive_server(content=content, breaks=50_000, ranges=ranges):
+            code, _, err = lm("--download --data d")
+            assert code == 2 and "of " in err and "the same command continues" in err, err
+            (part,) = Path("d").glob("*.part")
+            assert part.read_bytes() == content[: part.stat().st_size] and part.stat().st_size > 10_000
+            have = part.stat().st_size
+            code, out, err = lm("--download --data d")
+            assert code == 0 and hashlib.sha256(content).hexdigest() in out and f"{len(content)} bytes" in out
+            assert Archive.asked == [None, f"bytes={have}-"]
+            archive = Path("d", lm_wikitext.ARCHIVE)
+            names = {archive.name, f"{archive.name}.sha256", *(f"wiki.{s}.raw" for s in lm_wikitext.SPLITS)}
+            assert {p.name for p in Path("d").iterdir()} == names and archive.read_bytes() == content
+            assert Path("d/wiki.train.raw").read_text() == "\n".join(lm_lines(0, 500))
+            Path("d/wiki.test.raw").unlink()
+            assert lm("--download --data d")[0] == 0 and Path("d/wiki.test.raw").exists()
+            assert len(Archive.asked) == 2, "the archive was there"
+            archive.write_bytes(content[:-1] + b"x")
+            code, _, err = lm("--download --data d")
+            assert code == 2 and err.count("\n") == 1 and "is not what was downloaded" in err, err
+
+
+def test_lm_download_of_something_else():
+    whole = lm_archive()
+    spoiled = whole.replace(b"the cat", b"The cat", 1)  # a wrong checksum inside
+    for content, expected in ((b"<html>", "File is not a zip"), (spoiled, "CRC-32"), (b"", "no download")):
+        with workplace(), archive_server(content=content):
+            code, _, err = lm("--download --data d")
+            assert code == 2 and err.count("\n") == 1 and expected in err, err
+            assert not list(Path("d").glob("*.zip")) and not list(Path("d").glob("wiki.train.raw*"))
+    with workplace(), archive_server(content=whole):
+        Path("d").mkdir()
+        Path("d", f"{lm_wikitext.ARCHIVE}.localhost.part").write_bytes(whole + b"more than there is")
+        assert lm("--download --data d")[0] == 0, "a part that cannot be continued is discarded"
+
+
+def lm_made_up(scale, value, loss):
+    _, args, given = trial.parse(lm_wikitext.TASK, ["--scale", scale])
+    for flags, _, chosen in trial.grid(lm_wikitext.TASK, args, given, "table1"):
+        folder = trial.trial_folder(lm_wikitext.TASK, chosen)
+        folder.mkdir(parents=True)
+        metrics = {
+            f"{s}_perplexity{u}": value(flags) for s in ("valid", "test") for u in ("", "_with_unknown")
+        }
+        trial.write_json(folder / "result.json", {"metrics": metrics | {"unigram_test_perplexity": 900}})
+        rows = [f"{i},{loss(flags, i)!r},0.1,0.001,{i}" for i in range(100, 3100, 100)]
+        (folder / "curve.csv").write_text("\n".join(["iteration,loss,accuracy,learning_rate,seconds", *rows]))
+
+
+def test_lm_report():
+    def value(flags):
+        return 40.0 + flags["seed"] + (0 if flags["pe"] == "none" else 3.5)
+
+    def loss(flags, i):
+        return 9 - i / 1000 - (0.5 if flags["pe"] == "sin" and i <= 1000 else 0)
+
+    with workplace() as folder:
+        lm_made_up("paper", value, loss)
+        code, out, err = cli("--report", lm_wikitext.TASK)
+        assert code == 0 and out.count("10 of 10 trials finished") == 2, err
+        found, paper = "40.0000 +42.0000 +44.0000", "36.8257 +37.7731 +38.9166"
+        assert re.search(f"lstm +none +32768 +{found} +5 +40.0000 .* 44.0000 +{paper}", out), out
+        assert re.search("lstm +sin +32768 +43.5000 +45.5000 +47.5000 .* 38.0685 +38.5384 +38.8937", out), out
+        assert "holds: the encoding does not lower the test perplexity: 42.0000 (n=5) against 45.5000" in out
+        early = [math.exp(np.mean([9 - i / 1000 - cut for i in range(100, 1001, 100)])) for cut in (0, 0.5)]
+        assert f"holds: the encoding lowers the training perplexity at first: {early[0]:.4f} (n=5)" in out, (
+            out
+        )
+        assert f"against {early[1]:.4f}" in out
+        if importlib.util.find_spec("matplotlib"):
+            assert (folder / "figures" / "lm_wikitext-fig15.png").stat().st_size > 5000
+        next(folder.glob("runs/*/*none*/seed3/curve.csv")).unlink()
+        _, out, _ = cli("--report fig15", lm_wikitext.TASK)
+        assert "9 of 10 trials finished" in out
+    with workplace():
+        lm_made_up("quick", lambda flags: 50.0 - (flags["pe"] == "sin"), lambda flags, i: 5.0)
+        _, out, _ = cli("--scale quick --report", lm_wikitext.TASK)
+        assert "paper's" not in out and "36.8257" not in out
+        assert out.count("fails: ") == 2, out
+
+
+def test_lm_smoke_scale_end_to_end():
+    with workplace() as folder:
+        lm_text()
+        lm_data()
+        code, out, err = lm("--all")
+        assert code == 0 and out.count("2 of 2 trials finished") == 2, err
+        assert len(list(folder.glob("runs/lm_wikitext/lstm-*-K40-L32-*/seed0/result.json"))) == 2
+        for model, pe in itertools.product(("gru", "lstm"), ENCODINGS):
+            code, _, err = lm(f"--model {model} --pe {pe} --iterations 2")
+            assert code == 0, err
+        assert lm("--combine add --iterations 2")[0] == 0
+        _, args, _ = trial.parse(lm_wikitext.TASK, [])
+        trial.complete(lm_wikitext.TASK, args)
+        wanted = dict(
+            model="lstm", pe="sin", vocab=32768, length=1024, batch=512, iterations=30_000, hidden=512
+        )
+        assert wanted.items() <= vars(args).items()
+        name = "runs/lm_wikitext/lstm-sin-K32768-L1024/seed0"
+        assert str(trial.trial_folder(lm_wikitext.TASK, args)) == name
+        assert len(cli("--list table1", lm_wikitext.TASK)[1].splitlines()) == 10
+
+
+# ------------------------------------------------------------------------------------------------------------
 # The README
 # ------------------------------------------------------------------------------------------------------------
 
@@ -2781,7 +3316,7 @@ def readme_commands():
 def test_readme_tables_are_those_of_the_committed_results():
     blocks = re.findall(r"```\n\$ (python .*?)\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
     assert blocks
-    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, lm_shakespeare)}
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, *LANGUAGE_MODELS)}
     for command, printed in blocks:
         _, script, *words = shlex.split(command)
         with workplace():
@@ -2797,11 +3332,16 @@ def test_readme_tables_are_those_of_the_committed_results():
 def test_readme_commands_run():
     commands = readme_commands()
     assert len(commands) >= 10
-    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, lm_shakespeare)}
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, *LANGUAGE_MODELS)}
+    skipped = {"test_all.py", "bench.py"}
+    if not importlib.util.find_spec("sentencepiece"):
+        skipped.add("lm_wikitext.py")
     with library():
+        lm_text()
+        lm_text("data/wikitext2")
         for command in dict.fromkeys(commands):
             _, script, *words = shlex.split(command)
-            if script == "test_all.py":
+            if script in skipped:
                 continue
             if "--scale" in words:
                 words[words.index("--scale") + 1] = "smoke"
