@@ -359,7 +359,7 @@ def run(task, args, words, stop):
         return search(task, args, words, stop)
     if args.sample is not None:
         return sample(task, args)
-    return trial.run_alone(task, args, words, stop)
+    return trial.run(task, args, words, stop)
 
 
 def sample(task, args, count=400):
@@ -403,7 +403,7 @@ def search(task, args, words, stop):
             trial.complete(task, chosen)
             command = words + [word for k, v in tried.items() for word in trial.as_flag(k, v)]
             print(f"[{flag}] python {task.name}.py {shlex.join(command)}", flush=True)
-            code = trial.run_alone(task, chosen, command, stop)
+            code = trial.run(task, chosen, command, stop)
             if code == trial.NOT_FINITE:  # no candidate, but no reason to stop either
                 continue
             if code:

@@ -27,7 +27,6 @@ Departures: there is no command, so the embedding has K rows; s4d, which reads n
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -570,7 +569,7 @@ def run(task, args, words, stop):
     about, _ = read_tokens(folder, args.length)
     for name in trial.FINGERPRINTS:
         setattr(args, name, about[name])
-    return trial.run(dataclasses.replace(task, run=None), args, words, stop)
+    return trial.run(task, args, words, stop)
 
 
 def add_flags(group):

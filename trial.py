@@ -784,10 +784,8 @@ def attempt(task, action):
     return 1
 
 
-def together(task, trials, stop):
+def train_together(task, trials, stop):
     """Advance trials in turn, on CUDA each on a stream of its own -> their exit codes."""
-    if task.run:
-        return [attempt(task, functools.partial(task.run, task, a, words, stop)) for _, words, a in trials]
     running, codes = {}, []
     for _, words, args in trials:
         stream = torch.cuda.Stream() if choose_device(args).type == "cuda" else None
@@ -802,19 +800,16 @@ def together(task, trials, stop):
     return codes
 
 
-def run_alone(task, args, words, stop):
-    """One trial to its end -> its exit code; for a `task.run` that ends in training."""
-    life = live(task, args, words, stop)
-    while True:
-        try:
-            next(life)
-        except StopIteration as end:
-            return end.value
-
-
 def run(task, args, words, stop):
-    """One trial -> its exit code."""
-    return together(task, [({}, words, args)], stop)[0]
+    """Train one trial -> its exit code."""
+    return train_together(task, [({}, words, args)], stop)[0]
+
+
+def together(task, trials, stop):
+    """What the task does with trials, by default training -> their exit codes."""
+    if task.run is None:
+        return train_together(task, trials, stop)
+    return [attempt(task, functools.partial(task.run, task, args, words, stop)) for _, words, args in trials]
 
 
 def groups(trials, given):
@@ -877,7 +872,7 @@ def main(task, report, argv=None):
             choose_device(args)
             words = sys.argv[1:] if argv is None else argv
             if not isinstance(args.seed, range):
-                return run(task, args, words, stop)
+                return together(task, [({}, words, args)], stop)[0]
             each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
             return run_all(task, groups([({}, words, one) for one in each], given), stop)
     except Refused as error:
