@@ -754,12 +754,13 @@ def test_engine_is_chosen_from_the_configuration():
 
     with mock.patch("recurrence.can_compile", lambda device: True):
         assert chosen("--hidden 255")["engine"] == "torch" and chosen("--hidden 256")["engine"] == "fast"
+        assert chosen("--batch 31")["engine"] == "torch" and chosen("--batch 32")["engine"] == "fast"
         assert chosen("--hidden 8 --engine fast")["engine"] == "fast"
         assert chosen("--engine torch")["engine"] == "torch" and not chosen("--engine torch")["compiled"]
         assert chosen("")["compiled"] and not chosen("--iterations 999")["compiled"]
         assert chosen("--scale quick")["engine"] == chosen("--scale smoke")["engine"] == "torch"
         assert chosen("")["precision"] == "fp32" and not chosen("")["graph"]
-        there = chosen("--hidden 8 --iterations 5", cuda)
+        there = chosen("--hidden 8 --batch 1 --iterations 5", cuda)
         assert there["engine"] == "fast" and there["compiled"] and there["graph"]
         assert there["precision"] == "tf32" and not chosen("--no-graph", cuda)["graph"]
         assert chosen("--precision bf16", cuda)["precision"] == "bf16"
@@ -3323,6 +3324,8 @@ def test_readme_tables_are_those_of_the_committed_results():
             os.symlink(HERE / "results", "results")
             if script == "stability.py":
                 code, out, err = stability_command(*words)
+            elif script == "bench.py":
+                code, out, err = captured(lambda words=words: bench.main(words))
             else:
                 code, out, err = cli(shlex.join(words), tasks[script])
         lines = [x for x in out.splitlines() if "drawn" not in x]

@@ -138,7 +138,7 @@ NOT_NEGATIVE = number(float, "a finite number of at least 0", lambda x: x >= 0)
 FRACTION = number(float, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
-ENGINE = "recurrence.py's sweeps or torch.nn's; auto: torch on a CPU below hidden 256, else fast (auto)"
+ENGINE = "fast: recurrence.py; auto: torch.nn on a CPU below hidden 256 or batch 32, else fast (auto)"
 PRECISION = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
 
 
@@ -280,10 +280,9 @@ def choose_device(args):
 
 def choose_engine(task, args, device):
     """How this trial computes, from its flags and the device alone: the same after every resume."""
-    cuda = device.type == "cuda"
-    fast = "engine" in args and (
-        args.engine == "fast" or args.engine == "auto" and (cuda or args.hidden >= 256)
-    )
+    cuda, engine = device.type == "cuda", getattr(args, "engine", "torch")
+    large = engine == "auto" and (cuda or args.hidden >= 256 and args.batch >= 32)
+    fast = engine == "fast" or large
     long = cuda or args.iterations >= 1000  # compiling takes seconds
     return {
         "engine": "fast" if fast else "torch",
