@@ -366,6 +366,13 @@ class Model(nn.Module):
         """(B, T) integers -> (M, B, K) logits at the answered steps alone."""
         return self.readout(self.features(inputs, steps))
 
+    def occurring(self, tokens):
+        """Embeddings of the integers that occur, then the command's, and tokens as their places among them."""
+        if tokens.device.type != "cpu":  # a GPU would be waited for: of all integers
+            return self.embedding.weight, tokens
+        used, places = tokens.unique(return_inverse=True)
+        return self.embedding(F.pad(used, (0, 1), value=self.embedding.num_embeddings - 1)), places
+
     def input_products(self, embedded, time):
         """The input weights' products with embeddings (R, E) and with the steps -> (R, G), (time, G)."""
         (weight, bias), vectors, E = self.layer.input_map(), self.encoding(time), embedded.shape[1]
@@ -380,10 +387,7 @@ class Model(nn.Module):
         if not self.fast:
             return self.layer(self.represent(inputs), steps)
         time = inputs.shape[1]
-        tokens, embedded = inputs[:, : time - commands].T, self.embedding.weight
-        if inputs.device.type == "cpu":  # a GPU would be waited for; the last row stays the command
-            used, tokens = tokens.unique(return_inverse=True)
-            embedded = self.embedding(F.pad(used, (0, 1), value=len(embedded) - 1))
+        embedded, tokens = self.occurring(inputs[:, : time - commands].T)
         table, clock = self.input_products(embedded, time)
         if commands:
             clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])

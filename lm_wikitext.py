@@ -413,29 +413,6 @@ def unigram_perplexity(splits, vocab):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def packed(layer, x, sizes):
-    """What nn.LSTM or nn.GRU gives for packed rows, (N, inputs) -> (N, H)."""
-    if x.is_cuda:
-        plain = nn.LSTM if isinstance(layer, nn.LSTM) else nn.GRU
-        return plain.forward(layer, PackedSequence(x, sizes))[0].data
-    # On a CPU the backward pass of torch's own touches all N rows at each of the T steps.
-    products, outputs = F.linear(x, layer.weight_ih_l0, layer.bias_ih_l0).split(sizes.tolist()), []
-    h = c = x.new_zeros(len(products[0]), layer.hidden_size)
-    for x_t in products:
-        h, c = h[: len(x_t)], c[: len(x_t)]
-        p_t = F.linear(h, layer.weight_hh_l0, layer.bias_hh_l0)
-        if isinstance(layer, nn.LSTM):
-            i, f, g, o = (x_t + p_t).chunk(4, dim=1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = o.sigmoid() * c.tanh()
-        else:
-            (x_r, x_z, x_n), (p_r, p_z, p_n) = x_t.chunk(3, dim=1), p_t.chunk(3, dim=1)
-            n = (x_n + (x_r + p_r).sigmoid() * p_n).tanh()
-            h = n + (x_z + p_z).sigmoid() * (h - n)
-        outputs.append(h)
-    return torch.cat(outputs)
-
-
 class LanguageModel(common.Model):
     """Reads packed paragraphs, and answers at every step."""
 
@@ -457,11 +434,9 @@ class LanguageModel(common.Model):
     def features(self, batch):
         """(N, H), what is read out."""
         if not self.fast:
-            return packed(self.layer, self.represent(batch), batch.sizes)
-        pieces, embedded = batch.inputs, self.embedding.weight
-        if not pieces.is_cuda:  # a GPU would be waited for
-            used, pieces = pieces.unique(return_inverse=True)
-            embedded = self.embedding(used)
+            plain = {common.GRU: nn.GRU, common.LSTM: nn.LSTM}[type(self.layer)]
+            return plain.forward(self.layer, PackedSequence(self.represent(batch), batch.sizes))[0].data
+        embedded, pieces = self.occurring(batch.inputs)
         table, clock = self.input_products(embedded, len(batch.sizes))
         return self.layer.sweep(table, clock, pieces, batch.sizes.tolist(), self.compiled)
 
@@ -569,6 +544,8 @@ def run(task, args, words, stop):
     about, _ = read_tokens(folder, args.length)
     for name in trial.FINGERPRINTS:
         setattr(args, name, about[name])
+    if args.engine == "auto":  # on a CPU, the backward pass of torch's touches all rows at every step
+        args.engine = "fast"
     return trial.run(task, args, words, stop)
 
 
