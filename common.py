@@ -367,7 +367,7 @@ class Model(nn.Module):
         return self.readout(self.features(inputs, steps))
 
     def occurring(self, tokens):
-        """Embeddings of the integers that occur, then the command's, and tokens as their places among them."""
+        """Embeddings of the integers that occur and, last, the command's; tokens as their places there."""
         if tokens.device.type != "cpu":  # a GPU would be waited for: of all integers
             return self.embedding.weight, tokens
         used, places = tokens.unique(return_inverse=True)
