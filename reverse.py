@@ -234,11 +234,12 @@ GRIDS = {
     },
     "quick": {
         "fig2": cross(model="lstm", pe=BOTH, vocab=128, seed=range(3)),
-        "fig3": cross(model="lstm", pe=BOTH, vocab=128, dual_freq=True, seed=range(3)),
-        "fig11": cross(model="lstm", pe=BOTH, vocab=128, min_length=8, seed=range(3)),
-        "fig12": cross(model="lstm", pe=["none", "dup", "sin"], vocab=128, seed=range(3)),
-        "fig13": cross(model="lstm", pe=ALL, vocab=128, seed=range(3)),
-        "fig14": cross(model="lstm", pe=ALL, vocab=128, min_length=8, seed=range(3)),
+        "fig2-models": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=128, seed=SEEDS),
+        "fig3": cross(model="lstm", pe=BOTH, vocab=128, dual_freq=True, seed=SEEDS),
+        "fig11": cross(model="lstm", pe=BOTH, vocab=128, min_length=8, seed=SEEDS),
+        "fig12": cross(model="lstm", pe=["none", "dup", "sin"], vocab=128, seed=SEEDS),
+        "fig13": cross(model="lstm", pe=ALL, vocab=128, seed=SEEDS),
+        "fig14": cross(model="lstm", pe=ALL, vocab=128, min_length=8, seed=SEEDS),
     },
     "smoke": {
         "fig2": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
