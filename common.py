@@ -122,6 +122,13 @@ class Episode(NamedTuple):
         """The episode of some of its rows."""
         return Episode(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
 
+    def share(self):
+        """(M B,) what every answer counts for in a mean, step by step; None where all count alike."""
+        if self.weight is None:
+            return None
+        weight = self.weight.T.flatten().double()
+        return weight / weight.sum()
+
 
 # ------------------------------------------------------------------------------------------------------------
 # Encodings of the time step (section 3.2, Appendices C and D)
@@ -265,7 +272,16 @@ class Model(nn.Module):
 
     def forward(self, inputs, steps):
         """(B, T) integers -> (M, B, K) logits at the answered steps alone."""
-        return self.readout(self.layer(self.represent(inputs), steps))
+        return self.readout(self.features(inputs, steps))
+
+    def features(self, inputs, steps):
+        """(B, T) integers -> (M, B, H) what is read out at the answered steps."""
+        return self.layer(self.represent(inputs), steps)
+
+    def loss_and_accuracy(self, episode):
+        features = self.features(episode.inputs, episode.steps).flatten(0, 1)
+        targets = episode.targets.T.flatten()
+        return cross_entropy(features, self.readout.weight, self.readout.bias, targets, episode.share())
 
 
 def loss_and_accuracy(logits, episode):
@@ -273,10 +289,58 @@ def loss_and_accuracy(logits, episode):
     targets = episode.targets.T.flatten()
     losses = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
     right = (logits.detach().argmax(-1).flatten() == targets).to(losses.dtype)
-    if episode.weight is None:
+    share = episode.share()
+    if share is None:
         return losses.mean(), right.mean()
-    weight = episode.weight.T.flatten().to(losses.dtype)
-    return (losses * weight).sum() / weight.sum(), (right * weight).sum() / weight.sum()
+    share = share.to(losses.dtype)
+    return losses @ share, right @ share
+
+
+class CrossEntropy(torch.autograd.Function):
+    """`cross_entropy` below; the gradients are computed with the loss, while a chunk's logits exist."""
+
+    @staticmethod
+    def forward(ctx, features, weight, bias, targets, share):
+        rows, dtype = max(1, CHUNK // len(weight)), features.dtype
+        low = weight.to(dtype)  # the precision of the products
+        loss, right = (torch.zeros((), dtype=weight.dtype, device=weight.device) for _ in range(2))
+        d_features, d_weight = torch.empty_like(features), torch.zeros_like(weight)
+        d_bias = torch.zeros_like(bias)
+        for part in (slice(n, n + rows) for n in range(0, len(features), rows)):
+            logits = torch.addmm(bias.to(dtype), features[part], low.T).to(weight.dtype)  # (n, K)
+            target = targets[part, None]
+            part_share = 1 / len(features) if share is None else share[part].to(weight.dtype)[:, None]
+            right += ((logits.argmax(1, keepdim=True) == target) * part_share).sum()
+            logits -= logits.logsumexp(1, keepdim=True)
+            loss -= (logits.gather(1, target) * part_share).sum()
+            if not any(ctx.needs_input_grad):
+                continue
+            d = logits.exp_()  # of the logits: probabilities, less one at the target
+            d.scatter_add_(1, target, d.new_full((1, 1), -1).expand_as(target))
+            d = d.mul_(part_share).to(dtype)
+            torch.mm(d, low, out=d_features[part])
+            d_weight += d.T @ features[part]
+            d_bias += d.sum(0)
+        ctx.save_for_backward(d_features, d_weight, d_bias)
+        ctx.mark_non_differentiable(right)
+        return loss, right
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_loss, _):
+        return *(d * d_loss.to(d.dtype) for d in ctx.saved_tensors), None, None
+
+
+CHUNK = 2**25  # logits that exist at a time
+
+
+def cross_entropy(features, weight, bias, targets, share=None):
+    """Mean cross-entropy of a linear readout, and the share of right answers, in chunks of rows.
+
+    features (N, H), weight (K, H), bias (K,), targets (N,); `share` (N,) weighs the rows and sums to one
+    (None: all alike). The N x K logits never exist together.
+    """
+    return CrossEntropy.apply(features, weight, bias, targets, share)
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ import traceback
 import unittest
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -488,6 +489,24 @@ def test_loss_counts_answers_only():
     ]
     close(loss, sum(-x.log_softmax(0)[t] for x, t in answers) / len(answers), 1e-12)
     close(accuracy, sum((x.argmax() == t).item() for x, t in answers) / len(answers), 1e-12)
+
+
+def test_cross_entropy_in_chunks_is_the_plain_one():
+    torch.manual_seed(0)
+    n, h, vocab = 30, 5, 7
+    rows = [torch.randn(shape, dtype=torch.float64) for shape in ((n, h), (vocab, h), (vocab,))]
+    rows = [x.requires_grad_() for x in rows]
+    targets, weight = torch.randint(vocab, (n,)), torch.rand(n, dtype=torch.float64)
+    weight[3] = 0
+    for share, chunk in itertools.product((None, weight / weight.sum()), (7, 50, 2**25)):
+        with mock.patch.object(common, "CHUNK", chunk):
+            loss, right = common.cross_entropy(*rows, targets, share)
+            check = lambda *x, share=share: common.cross_entropy(*x, targets, share)[0]
+            assert torch.autograd.gradcheck(check, rows)
+        logits = F.linear(*rows)
+        each = torch.full((n,), 1 / n, dtype=torch.float64) if share is None else share
+        close(loss, F.cross_entropy(logits, targets, reduction="none") @ each, 1e-12)
+        close(right, (logits.argmax(1) == targets).double() @ each, 1e-6)
 
 
 def test_learning_rate_is_the_formula():

@@ -41,6 +41,11 @@ SEEDS = range(5)
 # ------------------------------------------------------------------------------------------------------------
 
 
+def recurrent_model(task, args):
+    sizes = args.vocab, args.embed, args.hidden, task.positions(args)
+    return common.Model(args.model, args.pe, *sizes, args.combine, task.unencoded(args))
+
+
 @dataclasses.dataclass(eq=False)  # compared and cached by identity
 class Task:
     name: str  # the first folder under --out, and the script's name
@@ -54,6 +59,7 @@ class Task:
     check: Callable  # args -> None; raises Refused, in one line, where flags do not fit together
     add_flags: Callable = lambda parser: None  # the task's own flags
     unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
+    model: Callable = recurrent_model  # model(task, args) -> a module with loss_and_accuracy(episode)
     folder: str = ""  # under --out, where it is another task's: stability.py reads the trials of reverse.py
     run: Callable | None = None  # what is done with one trial, where that is not `run` below
 
@@ -302,8 +308,7 @@ class State:
 
     def __init__(self, task, args, device):
         torch.manual_seed(args.seed)
-        sizes = args.vocab, args.embed, args.hidden, task.positions(args)
-        self.model = common.Model(args.model, args.pe, *sizes, args.combine, task.unencoded(args)).to(device)
+        self.model = task.model(task, args).to(device)
         adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, **adam)
         self.iteration, self.seconds = 0, 0.0
@@ -384,7 +389,7 @@ def train(state, data, args, folder):
             group["lr"] = rate
 
         episode = data.training_episode(i)
-        loss, accuracy = common.loss_and_accuracy(state.model(episode.inputs, episode.steps), episode)
+        loss, accuracy = state.model.loss_and_accuracy(episode)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, args.clip or math.inf)
         state.optimizer.step()
