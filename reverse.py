@@ -241,7 +241,7 @@ GRIDS = {
         + cross(model="s4d", pe=BOTH, vocab=512, seed=SEEDS),
         "fig3": cross(model="lstm", pe=BOTH, **QUICK_DUAL_FREQ, seed=SEEDS),
         "fig11": cross(model="lstm", pe=BOTH, vocab=128, min_length=8, seed=SEEDS),
-        "fig12": cross(model="lstm", pe=["none", "dup", "sin"], vocab=128, seed=SEEDS),
+        "fig12": cross(model="lstm", pe=["none", "dup", "sin"], vocab=128, embed=128, seed=SEEDS),
         "fig13": cross(model="lstm", pe=ALL, vocab=128, seed=SEEDS),
         "fig14": cross(model="lstm", pe=ALL, vocab=128, min_length=8, seed=SEEDS),
     },

@@ -1864,11 +1864,14 @@ def readme_commands():
     return [line for line in lines if line.startswith("python ")]
 
 
+def readme_reports():
+    return re.findall(r"```\n\$ (python .*?)\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+
+
 def test_readme_tables_are_those_of_the_committed_results():
-    blocks = re.findall(r"```\n\$ (python .*?)\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
-    assert blocks
+    assert readme_reports()
     tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
-    for command, printed in blocks:
+    for command, printed in readme_reports():
         _, script, *words = shlex.split(command)
         with workplace():
             os.symlink(HERE / "results", "results")
@@ -1878,6 +1881,24 @@ def test_readme_tables_are_those_of_the_committed_results():
                 code, out, err = cli(shlex.join(words), tasks[script])
         lines = [x for x in out.strip().splitlines() if "drawn" not in x]
         assert code == 0 and lines == printed.strip().splitlines(), (command, out, err)
+
+
+def test_readme_summary_repeats_every_verdict():
+    """The first table of the results: a row for each verdict printed below it, and the median trial's time."""
+    verdict, printed = "holds|fails|not enough trials", set()
+    for command, block in readme_reports():
+        _, script, *words = shlex.split(command)
+        task = importlib.import_module(script.removesuffix(".py")).TASK
+        _, args, given = trial.parse(task, (["--dual-freq"] if task is stability.TASK else []) + words)
+        trials = trial.grid(task, args, given, args.report)
+        files = [HERE / trial.trial_folder(task, x) / task.figures[args.report].file for *_, x in trials]
+        seconds = np.median([json.loads(f.read_text())["seconds"] for f in files if f.exists()])
+        for line in re.findall(rf"^  ((?:{verdict}): .*)$", block, re.MULTILINE):
+            printed.add((f"{script} {args.report}", line, f"{seconds:.0f} s"))
+    row = rf"^\|[^|]*\| (.*?) \| `(.*?)` \|[^|]*\| (.*?) \| ({verdict}) \| (.*?) \|"
+    rows = re.findall(row, (HERE / "README.md").read_text(), re.MULTILINE)
+    assert printed and len(rows) == len(printed)
+    assert {(command, f"{x}: {claim}: {ours}", time) for claim, command, ours, x, time in rows} == printed
 
 
 def test_readme_commands_run():
