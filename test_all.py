@@ -1884,7 +1884,7 @@ def test_readme_tables_are_those_of_the_committed_results():
 
 
 def test_readme_summary_repeats_every_verdict():
-    """The first table of the results: a row for each verdict printed below it, and the median trial's time."""
+    """The first table: a row per verdict that the reports below it print, and the median trial's time."""
     verdict, printed = "holds|fails|not enough trials", set()
     for command, block in readme_reports():
         _, script, *words = shlex.split(command)
