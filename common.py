@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from recurrence import gru, lstm, pointwise
+
 
 class Refused(ValueError):
     """The user's mistake, said in one line."""
@@ -117,6 +119,7 @@ class Episode(NamedTuple):
     targets: torch.Tensor  # (B, M)
     steps: slice | torch.Tensor  # the answered steps: a slice of 0..T-1 shared by all rows, or (B, M)
     weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0 where a short row has none
+    commands: int = 0  # so many last steps read the command in every row
 
     def rows(self, part):
         """The episode of some of its rows."""
@@ -187,10 +190,31 @@ class GRU(nn.GRU):
     def forward(self, x, steps):
         return select(super().forward(x)[0], steps)
 
+    def input_map(self):
+        """The input's weight (G, E or 2E) and the bias (G,) of the same sum."""
+        H = self.hidden_size
+        return self.weight_ih_l0, self.bias_ih_l0 + F.pad(self.bias_hh_l0[:-H], (0, H))
+
+    def sweep(self, table, clock, tokens, sizes, compiled):
+        bias = self.bias_hh_l0[-self.hidden_size :]
+        return gru(table, clock, tokens, sizes, compiled, self.weight_hh_l0, bias)
+
+    def factored(self, table, clock, tokens, steps, compiled):
+        return swept(self, table, clock, tokens, steps, compiled)
+
 
 class LSTM(nn.LSTM):
     def forward(self, x, steps):
         return select(super().forward(x)[0], steps)
+
+    def input_map(self):
+        return self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0
+
+    def sweep(self, table, clock, tokens, sizes, compiled):
+        return lstm(table, clock, tokens, sizes, compiled, self.weight_hh_l0)
+
+    def factored(self, table, clock, tokens, steps, compiled):
+        return swept(self, table, clock, tokens, steps, compiled)
 
 
 class S4D(nn.Module):
@@ -214,20 +238,51 @@ class S4D(nn.Module):
         return dtA, torch.view_as_complex(self.C) * (dtA.exp() - 1) / A
 
     def kernel(self, time):
-        """(H, time): the layer's response to an impulse, 2 Re sum_n w_n exp(l dt A_n)."""
+        """(H, time): the layer's response to an impulse, 2 Re sum_n w_n exp(l dt A_n), with l = S i + j."""
         dtA, weights = self.discretised()
-        powers = (dtA[..., None] * torch.arange(time, device=dtA.device)).exp()  # (H, N/2, time)
-        return 2 * torch.einsum("hn,hnl->hl", weights, powers).real
+        stride = math.isqrt(time - 1) + 1
+        i, j = (torch.arange(n, device=dtA.device) for n in (-(-time // stride), stride))
+        rows = weights[..., None] * (dtA[..., None] * (stride * i)).exp()  # (H, N/2, time/S)
+        columns = (dtA[..., None] * j).exp()  # (H, N/2, S)
+        products = torch.cat([rows.real, -rows.imag], 1).mT @ torch.cat([columns.real, columns.imag], 1)
+        return 2 * products.flatten(1)[:, :time]
+
+    def respond(self, own, shared, steps):
+        """The answers to inputs (H, R, B) and, at later steps, (H, T - R) that all rows share -> (M, B, H)."""
+        time, rows = own.shape[1] + shared.shape[1], own.shape[2]
+        start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
+        outputs, read = stop - start, min(stop, own.shape[1])
+        both = stop - read
+        kernel = F.pad(self.kernel(stop).flip(1), (0, outputs - 1))  # k[stop-1] .. k[0] 0 .. 0
+        toeplitz = kernel.unfold(1, read, 1)[:, :outputs].contiguous()  # (H, M, R), last output first
+        y = toeplitz @ own[:, :read].contiguous()
+        direct = own[:, start:stop]
+        if both:
+            toeplitz = kernel[:, read:].unfold(1, both, 1).contiguous()
+            y = y + toeplitz @ shared[:, :both, None]
+            repeated = shared[:, max(0, start - read) : both, None].expand(-1, -1, rows)
+            direct = torch.cat([direct, repeated], 1)
+        y = y.flip(1) + self.D[:, None, None] * direct  # (H, M, B)
+        h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))  # (M, B, H)
+        return h if isinstance(steps, slice) else select(h, steps)
 
     def forward(self, x, steps):
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
-        wanted = steps if isinstance(steps, slice) else slice(0, len(x))
-        time, (start, stop, _) = len(x), wanted.indices(len(x))
-        response = F.pad(self.kernel(time).flip(1), (0, time - 1))  # (H, 2T-1): k[T-1] .. k[0] 0 .. 0
-        toeplitz = response.unfold(1, time, 1)[:, time - stop : time - start]  # (H, M, T), last step first
-        y = (toeplitz @ u).flip(1) + self.D[:, None, None] * u[:, start:stop]  # (H, M, B)
-        h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))  # (M, B, H)
-        return h if wanted is steps else select(h, steps)
+        return self.respond(u, u[:, :0, 0], steps)
+
+    def input_map(self):
+        return self.project.weight, self.project.bias
+
+    def factored(self, table, clock, tokens, steps, compiled):
+        own = F.embedding(tokens, table) + clock[: len(tokens), None]  # (R, B, H)
+        return self.respond(own.permute(2, 0, 1), clock[len(tokens) :].T, steps)
+
+
+def swept(layer, table, clock, tokens, steps, compiled):
+    """`layer.sweep` over rows of one length; tokens (T or fewer, B) -> (M, B, H)."""
+    time, rows = len(clock), tokens.shape[1]
+    h = layer.sweep(table, clock, tokens.flatten(), [rows] * time, compiled)
+    return select(h.view(time, rows, -1), steps)
 
 
 def select(h, steps):
@@ -252,6 +307,7 @@ class Model(nn.Module):
         if combine == "add" and encoding in ("none", "dup"):
             raise Refused(f"combining by addition needs an encoding: {encoding} has none to add")
         self.combine = combine
+        self.fast = self.compiled = False  # what recurrence.py computes, and whether with compiled steps
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
         self.encoding = Encoding(encoding, positions, embed, unencoded)
         self.layer = LAYERS[layer](embed if encoding == "none" or combine == "add" else 2 * embed, hidden)
@@ -274,14 +330,36 @@ class Model(nn.Module):
         """(B, T) integers -> (M, B, K) logits at the answered steps alone."""
         return self.readout(self.features(inputs, steps))
 
-    def features(self, inputs, steps):
-        """(B, T) integers -> (M, B, H) what is read out at the answered steps."""
-        return self.layer(self.represent(inputs), steps)
+    def input_products(self, embedded, time):
+        """Products with the layer's input weights, of embeddings (R, E) and of the steps -> (R, G), (time, G)."""
+        (weight, bias), vectors, E = self.layer.input_map(), self.encoding(time), embedded.shape[1]
+        if self.encoding.name == "dup":
+            weight = weight[:, :E] + weight[:, E:]
+        if vectors is None:
+            return F.linear(embedded, weight), bias.expand(time, -1)
+        return F.linear(embedded, weight[:, :E]), F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
+
+    def features(self, inputs, steps, commands=0):
+        """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
+        if not self.fast:
+            return self.layer(self.represent(inputs), steps)
+        time = inputs.shape[1]
+        tokens, embedded = inputs[:, : time - commands].T, self.embedding.weight
+        if not inputs.is_cuda:  # a GPU would be waited for; the last row stays the command
+            used, tokens = tokens.unique(return_inverse=True)
+            embedded = self.embedding(F.pad(used, (0, 1), value=len(embedded) - 1))
+        table, clock = self.input_products(embedded, time)
+        if commands:
+            clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
+        return self.layer.factored(table, clock, tokens, steps, self.compiled)
 
     def loss_and_accuracy(self, episode):
-        features = self.features(episode.inputs, episode.steps).flatten(0, 1)
+        if not self.fast:
+            return loss_and_accuracy(self(episode.inputs, episode.steps), episode)
+        features = self.features(episode.inputs, episode.steps, episode.commands).flatten(0, 1)
         targets = episode.targets.T.flatten()
-        return cross_entropy(features, self.readout.weight, self.readout.bias, targets, episode.share())
+        weight, bias = self.readout.weight, self.readout.bias
+        return cross_entropy(features, weight, bias, targets, episode.share(), self.compiled)
 
 
 def loss_and_accuracy(logits, episode):
@@ -296,31 +374,34 @@ def loss_and_accuracy(logits, episode):
     return losses @ share, right @ share
 
 
+def score(logits, target, share):
+    """Loss and share of right answers of (n, K) logits, which become its gradient; target, share (n, 1)."""
+    top = logits.amax(1, keepdim=True)
+    total, own = (logits - top).exp().sum(1, keepdim=True), logits.gather(1, target)
+    loss, right = ((top - own + total.log()) * share).sum(), ((own == top) * share).sum()
+    one = torch.arange(logits.shape[1], device=logits.device) == target
+    logits.copy_(((logits - top).exp() / total - one.to(logits.dtype)) * share)
+    return loss, right
+
+
 class CrossEntropy(torch.autograd.Function):
     """`cross_entropy` below; the gradients are computed with the loss, while a chunk's logits exist."""
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, share):
-        rows, dtype = max(1, CHUNK // len(weight)), features.dtype
-        low = weight.to(dtype)  # the precision of the products
-        loss, right = (torch.zeros((), dtype=weight.dtype, device=weight.device) for _ in range(2))
-        d_features, d_weight = torch.empty_like(features), torch.zeros_like(weight)
-        d_bias = torch.zeros_like(bias)
+    def forward(ctx, features, weight, bias, targets, share, compiled):
+        rows, low, step = max(1, CHUNK // len(weight)), weight.to(features.dtype), pointwise(score, compiled)
+        loss, right = weight.new_zeros(()), weight.new_zeros(())
+        d_features, d_weight, d_bias = (torch.zeros_like(x) for x in (features, weight, bias))
         for part in (slice(n, n + rows) for n in range(0, len(features), rows)):
-            logits = torch.addmm(bias.to(dtype), features[part], low.T).to(weight.dtype)  # (n, K)
-            target = targets[part, None]
-            part_share = 1 / len(features) if share is None else share[part].to(weight.dtype)[:, None]
-            right += ((logits.argmax(1, keepdim=True) == target) * part_share).sum()
-            logits -= logits.logsumexp(1, keepdim=True)
-            loss -= (logits.gather(1, target) * part_share).sum()
-            if not any(ctx.needs_input_grad):
-                continue
-            d = logits.exp_()  # of the logits: probabilities, less one at the target
-            d.scatter_add_(1, target, d.new_full((1, 1), -1).expand_as(target))
-            d = d.mul_(part_share).to(dtype)
-            torch.mm(d, low, out=d_features[part])
-            d_weight += d.T @ features[part]
-            d_bias += d.sum(0)
+            logits = torch.addmm(bias.to(low.dtype), features[part], low.T).to(weight.dtype)  # (n, K)
+            part_loss, part_right = step(logits, targets[part, None], share[part, None].to(weight.dtype))
+            loss += part_loss
+            right += part_right
+            if any(ctx.needs_input_grad):
+                d = logits.to(low.dtype)
+                torch.mm(d, low, out=d_features[part])
+                d_weight += d.T @ features[part]
+                d_bias += d.sum(0)
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(right)
         return loss, right
@@ -328,19 +409,21 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
-        return *(d * d_loss.to(d.dtype) for d in ctx.saved_tensors), None, None
+        return *(d * d_loss.to(d.dtype) for d in ctx.saved_tensors), None, None, None
 
 
 CHUNK = 2**25  # logits that exist at a time
 
 
-def cross_entropy(features, weight, bias, targets, share=None):
+def cross_entropy(features, weight, bias, targets, share=None, compiled=False):
     """Mean cross-entropy of a linear readout, and the share of right answers, in chunks of rows.
 
     features (N, H), weight (K, H), bias (K,), targets (N,); `share` (N,) weighs the rows and sums to one
     (None: all alike). The N x K logits never exist together.
     """
-    return CrossEntropy.apply(features, weight, bias, targets, share)
+    if share is None:
+        share = weight.new_full((1,), 1 / len(features)).expand(len(features))
+    return CrossEntropy.apply(features, weight, bias, targets, share, compiled)
 
 
 @torch.no_grad()

@@ -137,11 +137,12 @@ class Reverse(Data):
     def episode(self, rows):
         inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
         if self.min_length is None:
-            return Episode(inputs, rows.flip(1), slice(self.length, 2 * self.length))
+            return Episode(inputs, rows.flip(1), slice(self.length, 2 * self.length), None, self.length)
         lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
         j = torch.arange(self.length, device=rows.device)
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
-        return Episode(inputs, targets, (lengths + j).clamp(max=2 * self.length - 1), j < lengths)
+        steps = (lengths + j).clamp(max=2 * self.length - 1)
+        return Episode(inputs, targets, steps, j < lengths, self.length)
 
     def test_episode(self):
         episode = self.episode(self.held_out.rows)

@@ -37,7 +37,8 @@ class Sort(Data):
 
     def episode(self, rows):
         inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
-        return Episode(inputs, rows.sort(dim=1).values, slice(self.length, 2 * self.length))
+        answers = slice(self.length, 2 * self.length)
+        return Episode(inputs, rows.sort(dim=1).values, answers, commands=self.length)
 
 
 def unencoded(args):

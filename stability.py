@@ -287,7 +287,7 @@ def run(task, args, words, stop):
     folder = Path(args.trial or trial.trial_folder(task, args))
     args = argparse.Namespace(**(vars(args) | read_config(folder)))
     chosen_target(args)  # may refuse
-    device = trial.choose_device(args.device)
+    device = trial.choose_device(args)
     snapshots = {int(path.stem): path for path in folder.glob("snapshots/*.pt")}
     if not snapshots:
         raise Refused(f"{folder} has no snapshots of its weights: --snapshot-every above 0 keeps them")

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 import common
+import recurrence
 from common import Refused
 
 USAGE_ERROR, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 2, 3, 73, 75  # exit codes; 0 done, 1 a failure
@@ -59,6 +60,7 @@ class Task:
     check: Callable  # args -> None; raises Refused, in one line, where flags do not fit together
     add_flags: Callable = lambda parser: None  # the task's own flags
     unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
+    graph: bool = True  # training_episode(i) takes i as a tensor too and never waits for the device
     model: Callable = recurrent_model  # model(task, args) -> a module with loss_and_accuracy(episode)
     folder: str = ""  # under --out, where it is another task's: stability.py reads the trials of reverse.py
     run: Callable | None = None  # what is done with one trial, where that is not `run` below
@@ -78,7 +80,7 @@ SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_eve
 
 # What cannot change a result beyond rounding, or chooses what to do. Every other flag names the folder.
 PLUMBING = {"device", "out", "save_every", "snapshot_every", "log_every", "overwrite"}
-PLUMBING |= {"scale", "list", "all", "report"}
+PLUMBING |= {"engine", "no_graph", "deterministic", "scale", "list", "all", "report"}
 PLUMBING |= {"pairs", "target", "memory", "trial", "train"}  # of stability.py, about trials that exist
 
 
@@ -106,9 +108,23 @@ COUNT = number(int, "a whole number of at least 1", lambda x: x >= 1)
 NATURAL = number(int, "a whole number of at least 0", lambda x: x >= 0)
 VOCAB = number(int, "a whole number from 2 to 2^31", lambda x: 2 <= x <= 2**31)
 SEED = number(int, "a whole number from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
+
+
+def seeds(text):
+    """One seed, or a range of them such as 0-4."""
+    first, dash, last = text.partition("-")
+    if first and dash and SEED(first) <= SEED(last):
+        return range(int(first), int(last) + 1)
+    return SEED(text)
+
+
 POSITIVE = number(float, "a finite number above 0", lambda x: x > 0)
 NOT_NEGATIVE = number(float, "a finite number of at least 0", lambda x: x >= 0)
 FRACTION = number(float, "a number in [0, 1)", lambda x: 0 <= x < 1)
+
+
+ENGINE = "recurrence.py's sweeps or torch.nn's; auto: torch on a CPU below hidden 256, else fast (auto)"
+PRECISION = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
 
 
 def make_parser(task):
@@ -131,7 +147,7 @@ def make_parser(task):
     flag("--vocab", type=VOCAB, default=16384, help="number of different integers, K (%(default)s)")
     flag("--length", type=COUNT, default=64, help="integers in the input, L (%(default)s)")
     flag("--held-out", type=COUNT, help="test sequences, never trained on (1024)")
-    flag("--seed", type=SEED, default=0, help="draws weights, data and held-out set (0)")
+    flag("--seed", type=seeds, default=0, help="draws weights, data and held-out set; 0-4: five trials (0)")
     task.add_flags(group)
 
     flag = parser.add_argument_group("training (Adam; the defaults are the paper's)").add_argument
@@ -143,8 +159,12 @@ def make_parser(task):
     flag("--eps", type=NOT_NEGATIVE, default=1e-8, help="Adam's epsilon; released code: 1e-9 (1e-8)")
     flag("--clip", type=NOT_NEGATIVE, default=1.0, help="largest gradient norm, 0: any; released code's (1)")
 
-    flag = parser.add_argument_group("this run (changes no result)").add_argument
+    flag = parser.add_argument_group("this run (changes no result but for bf16)").add_argument
     flag("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there (auto)")
+    flag("--engine", choices=["auto", "fast", "torch"], default="auto", help=ENGINE)
+    flag("--precision", choices=["fp32", "tf32", "bf16"], help=PRECISION)
+    flag("--no-graph", action="store_true", help="on CUDA: no graph of the iteration, to debug")
+    flag("--deterministic", action="store_true", help="on CUDA: the same bits every time, slower")
     flag("--out", default="runs", help="folder of all trials (runs)")
     flag("--save-every", type=COUNT, default=5000, help="iterations between checkpoints (5000)")
     flag("--snapshot-every", type=NATURAL, help="iterations between kept weights, 0: none")
@@ -205,8 +225,9 @@ def as_flag(name, value):
 
 
 def science(args):
-    """Every value that changes the result."""
-    return {k: v for k, v in sorted(vars(args).items()) if k not in PLUMBING}
+    """Every value that changes the result. Of the precisions, bf16 alone does so beyond rounding."""
+    plumbing = PLUMBING if args.precision == "bf16" else PLUMBING | {"precision"}
+    return {k: v for k, v in sorted(vars(args).items()) if k not in plumbing}
 
 
 def trial_folder(task, args):
@@ -219,12 +240,29 @@ def trial_folder(task, args):
     return Path(args.out) / (task.folder or task.name) / name / f"seed{args.seed}"
 
 
-def choose_device(name):
+def choose_device(args):
+    name = args.device
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise Refused("--device cuda, but PyTorch finds no CUDA device here (use --device cpu)")
+    if name == "cpu" and args.precision in ("tf32", "bf16"):
+        raise Refused(f"--precision {args.precision} is for CUDA; this trial would run on a CPU, in fp32")
     return torch.device(name)
+
+
+def choose_engine(task, args, device):
+    """How this trial computes, from its flags and the device alone: the same after every resume."""
+    cuda = device.type == "cuda"
+    fast = args.engine == "fast" or args.engine == "auto" and (cuda or args.hidden >= 256)
+    long = cuda or args.iterations >= 1000  # compiling takes seconds
+    return {
+        "engine": "fast" if fast else "torch",
+        "compiled": fast and long and recurrence.can_compile(device.type),
+        "precision": args.precision or ("tf32" if cuda else "fp32"),
+        "graph": cuda and task.graph and not args.no_graph,
+        "deterministic": args.deterministic,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -308,9 +346,11 @@ class State:
 
     def __init__(self, task, args, device):
         torch.manual_seed(args.seed)
-        self.model = task.model(task, args).to(device)
-        adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, **adam)
+        self.model, self.how = task.model(task, args).to(device), choose_engine(task, args, device)
+        self.model.fast, self.model.compiled = self.how["engine"] == "fast", self.how["compiled"]
+        self.rate = torch.zeros((), device=device)  # a tensor, so that a CUDA graph reads it anew
+        adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True, capturable=device.type == "cuda")
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.rate, **adam)
         self.iteration, self.seconds = 0, 0.0
         self.checked = 0  # losses and gradients were finite up to here
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # since the last row; see `train`
@@ -349,6 +389,7 @@ class State:
         saved = unpack(path, self.sums.device)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.param_groups[0]["lr"] = self.rate
         self.sums.copy_(saved["sums"])
         self.iteration, self.seconds, self.rows = saved["iteration"], saved["seconds"], saved["rows"]
         self.checked = self.iteration
@@ -378,23 +419,51 @@ def resume(task, args, device, folder):
     return State(task, args, device)
 
 
+def iteration(state, data, args, i):
+    """One training step, in which the host never waits for the device; i may be a tensor there."""
+    episode, bf16 = data.training_episode(i), state.how["precision"] == "bf16"
+    with torch.autocast(state.sums.device.type, torch.bfloat16, enabled=bf16):
+        loss, accuracy = state.model.loss_and_accuracy(episode)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), args.clip or math.inf)
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    state.sums += torch.stack([loss.detach(), accuracy, norm])
+
+
+def captured(state, data, args):
+    """The iteration as one CUDA graph, which counts by itself -> a function that replays it."""
+    counter = torch.tensor(state.iteration + 1, device=state.sums.device)
+
+    def once():
+        iteration(state, data, args, counter)
+        counter.add_(1)
+
+    def tensors():
+        moments = [x for each in state.optimizer.state.values() for x in each.values()]
+        return [*state.model.parameters(), *moments, state.sums, counter]
+
+    before = {x: x.detach().clone() for x in tensors()}
+    for _ in range(3):  # capture needs a warm-up, which leaves no trace
+        once()
+    with torch.no_grad():
+        for x in tensors():
+            x.copy_(before[x]) if x in before else x.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        once()
+    return graph.replay
+
+
 def train(state, data, args, folder):
     """The training loop. Yields the rate of each iteration: its caller may stop, or advance other trials."""
-    parameters = list(state.model.parameters())
+    step = captured(state, data, args) if state.how["graph"] else None
     started = time.perf_counter() - state.seconds
     while state.iteration < args.iterations:
         i = state.iteration + 1
         rate = common.learning_rate(i, args.lr, args.warmup, args.iterations)
-        for group in state.optimizer.param_groups:
-            group["lr"] = rate
-
-        episode = data.training_episode(i)
-        loss, accuracy = state.model.loss_and_accuracy(episode)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, args.clip or math.inf)
-        state.optimizer.step()
-        state.optimizer.zero_grad()
-        state.sums += torch.stack([loss.detach(), accuracy, norm])  # stays on the device: no waiting
+        state.rate.fill_(rate)
+        step() if step else iteration(state, data, args, i)
         state.iteration, state.seconds = i, time.perf_counter() - started
 
         last = i == args.iterations
@@ -405,6 +474,18 @@ def train(state, data, args, folder):
         if last or i % args.save_every == 0:
             state.save(folder)
         yield rate
+
+
+def prepare(how, device):
+    """Switches of PyTorch that the trial's way of computing needs; they hold for the whole process."""
+    products = "ieee" if how["precision"] == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = products
+    onednn = device.type == "cpu" and how["engine"] == "fast" and recurrence.onednn_is_exact()
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if onednn else "none"
+    if how["deterministic"]:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(how["deterministic"])
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -443,6 +524,7 @@ def provenance(task, args, words, state, device):
         "numpy": np.__version__,
         "python": platform.python_version(),
         "device": device_name(device),
+        **state.how,
         "threads": torch.get_num_threads(),
         "parameters": sum(p.numel() for p in state.model.parameters()),
     }
@@ -520,14 +602,14 @@ def stop_signals():
             signal.signal(s, handler)
 
 
-def run(task, args, words, stop):
-    """One trial with completed args, from where it is to result.json -> exit code."""
+def live(task, args, words, stop, alone=True):
+    """One trial with completed args, from where it is to result.json; yields after iterations -> exit code."""
     folder = trial_folder(task, args)
     if not args.overwrite:
         refuse_other_flags(folder, args)
         if result := finished(folder):
             return say_finished(folder, result)
-    device = choose_device(args.device)
+    device = choose_device(args)
     data = task.build(args, device)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -542,7 +624,7 @@ def run(task, args, words, stop):
         elif result := finished(folder):  # by another process, since we looked
             return say_finished(folder, result)
         try:
-            return run_locked(task, args, words, stop, folder, device, data)
+            return (yield from live_locked(task, args, words, stop, folder, device, data, alone))
         except NotFinite as error:
             say(f"{error}; the last good checkpoint is kept in {folder}", file=sys.stderr)
             mark_failed(folder, str(error))
@@ -567,7 +649,8 @@ def clear(folder):
             path.unlink()
 
 
-def run_locked(task, args, words, stop, folder, device, data):
+def live_locked(task, args, words, stop, folder, device, data, alone):
+    prepare(choose_engine(task, args, device), device)
     state = resume(task, args, device, folder)
     origin = provenance(task, args, words, state, device)
     if read_config(folder) is None:
@@ -576,7 +659,7 @@ def run_locked(task, args, words, stop, folder, device, data):
     say(f"{folder}: {size}, {origin['device']}, {threads}")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    progress = Progress(state, args)
+    progress = Progress(state, args, alone)
     (folder / "failed.json").unlink(missing_ok=True)
     for rate in train(state, data, args, folder):
         progress.show(rate)
@@ -585,6 +668,7 @@ def run_locked(task, args, words, stop, folder, device, data):
             again = "the same command" + (" without --overwrite" if args.overwrite else "")
             say(f"stopped at iteration {state.iteration}; {again} continues", file=sys.stderr)
             return STOPPED
+        yield
     result = origin | {
         "metrics": data.evaluate(state.model),
         "iterations": state.iteration,
@@ -601,8 +685,9 @@ def run_locked(task, args, words, stop, folder, device, data):
 class Progress:
     """On a terminal one live line; elsewhere one line for every row of curve.csv."""
 
-    def __init__(self, state, args):
-        self.state, self.args, self.live = state, args, sys.stdout.isatty()
+    def __init__(self, state, args, alone):
+        self.state, self.args, self.live = state, args, alone and sys.stdout.isatty()
+        self.label = "" if alone else f"seed {args.seed}: "
         self.shown, self.rows = 0.0, len(state.rows)
         self.start = (state.iteration, state.seconds)
 
@@ -621,8 +706,10 @@ class Progress:
         done, seconds = self.state.iteration - self.start[0], self.state.seconds - self.start[1]
         speed = done / seconds
         left = datetime.timedelta(seconds=round((self.args.iterations - row[0]) / speed))
-        text = f"iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
-        say(f"{before}{text}  {speed:.1f} it/s  {left} left", end=after)
+        text = (
+            f"{self.label}iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
+        )
+        say(f"{before}{self.label}{text}  {speed:.1f} it/s  {left} left", end=after)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -639,8 +726,9 @@ def grid(task, args, given, figure):
     if figure and figure not in grids:
         raise Refused(f"unknown figure {figure!r} (choose from {', '.join(grids)})")
     trials = {}
+    wanted = {k: v if isinstance(v, range) else [v] for k, v in given.items()}
     for flags in grids[figure] if figure else itertools.chain(*grids.values()):
-        if all(flags.get(k, v) == v for k, v in given.items()):
+        if all(flags[k] in wanted[k] for k in flags.keys() & wanted.keys()):
             carried = {k: v for k, v in given.items() if k not in {"list", "all", "report", *flags}}
             chosen = argparse.Namespace(**(vars(args) | flags))
             complete(task, chosen)
@@ -649,24 +737,66 @@ def grid(task, args, given, figure):
     return list(trials.values())
 
 
-def run_all(task, trials, stop):
-    """Every trial in turn -> the worst exit code; a stopped one ends it all."""
-    worst = 0
-    for number, (_, words, args) in enumerate(trials, 1):
-        print(f"[{number}/{len(trials)}] python {task.name}.py {shlex.join(words)}", flush=True)
-        try:
-            code = (task.run or run)(task, args, words, stop)
-        except Refused as error:
-            print(f"{task.name}.py: error: {error}", file=sys.stderr)
-            code = USAGE_ERROR
-        except Exception:  # noqa: BLE001 - one broken trial must not stop the others
-            traceback.print_exc()
-            code = 1
-        if code == STOPPED or stop.requested:
+def attempt(task, action):
+    """A trial's exit code, or None while it runs; a broken one must not stop the others."""
+    try:
+        return action()
+    except StopIteration as end:
+        return end.value
+    except Refused as error:
+        print(f"{task.name}.py: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except OSError as error:
+        print(f"{task.name}.py: {error}", file=sys.stderr)
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
+    return 1
+
+
+def together(task, trials, stop):
+    """Advance trials in turn, on CUDA each on a stream of its own -> their exit codes."""
+    if task.run:
+        return [attempt(task, functools.partial(task.run, task, a, words, stop)) for _, words, a in trials]
+    running, codes = {}, []
+    for _, words, args in trials:
+        stream = torch.cuda.Stream() if choose_device(args).type == "cuda" else None
+        running[live(task, args, words, stop, len(trials) == 1)] = stream
+    while running:
+        for life, stream in list(running.items()):
+            with torch.cuda.stream(stream):
+                code = attempt(task, functools.partial(next, life))
+            if code is not None:
+                codes.append(code)
+                del running[life]
+    return codes
+
+
+def run(task, args, words, stop):
+    """One trial -> its exit code."""
+    return together(task, [({}, words, args)], stop)[0]
+
+
+def groups(trials, given):
+    """Those that run together: on CUDA the seeds of a range, else each by itself."""
+    if not isinstance(given.get("seed"), range) or choose_device(trials[0][2]).type != "cuda":
+        return [[trial] for trial in trials]
+    alike = {}
+    for trial in trials:
+        flags = {k: v for k, v in vars(trial[2]).items() if k != "seed"}
+        alike.setdefault(tuple(flags.items()), []).append(trial)
+    return list(alike.values())
+
+
+def run_all(task, grouped, stop):
+    """Every group of trials in turn -> the worst exit code; a stopped one ends it all."""
+    codes = []
+    for number, trials in enumerate(grouped, 1):
+        for _, words, _ in trials:
+            print(f"[{number}/{len(grouped)}] python {task.name}.py {shlex.join(words)}", flush=True)
+        codes += together(task, trials, stop)
+        if STOPPED in codes or stop.requested:
             return STOPPED
-        if code != RUNNING_ELSEWHERE:
-            worst = max(worst, code)
-    return worst
+    return max((code for code in codes if code != RUNNING_ELSEWHERE), default=0)
 
 
 def main(task, report, argv=None):
@@ -696,13 +826,19 @@ def main(task, report, argv=None):
             return 0
         with stop_signals() as stop:
             if args.all is not None:
-                choose_device(args.device)
-                code = run_all(task, trials_of(args.all), stop)
+                choose_device(args)
+                trials = trials_of(args.all)
+                code = run_all(task, groups(trials, given), stop)
                 if code != STOPPED:
                     report_on(args.all)
                 return code
             complete(task, args)
-            return (task.run or run)(task, args, sys.argv[1:] if argv is None else argv, stop)
+            choose_device(args)
+            words = sys.argv[1:] if argv is None else argv
+            if not isinstance(args.seed, range):
+                return run(task, args, words, stop)
+            each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
+            return run_all(task, groups([({}, words, one) for one in each], given), stop)
     except Refused as error:
         parser.error(error)
     except OSError as error:
