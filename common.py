@@ -181,6 +181,42 @@ class Encoding(nn.Module):
         return vectors
 
 
+class AddedEncoding(nn.Module):
+    """Token vectors X (B, T, D) with their positions, as a Transformer's first layer reads them (section 9).
+
+    learned: X + P; sin: X + waves of amplitude one; layernorm-learned: LayerNorm(X) + P (Eq. 9); none and
+    rotary: X. P is a table with a last position.
+    """
+
+    def __init__(self, name, positions, size):
+        super().__init__()
+        self.norm = nn.LayerNorm(size) if name == "layernorm-learned" else nn.Identity()
+        table = name.removeprefix("layernorm-") if name != "rotary" else "none"
+        self.encoding = Encoding(table, positions, size)
+        self.amplitude = math.sqrt(size / 2) if name == "sin" else 1  # undoes the unit norm of section 3.2
+
+    def forward(self, x):
+        vectors = self.encoding(x.shape[1])
+        return self.norm(x) if vectors is None else self.norm(x) + (self.amplitude * vectors).to(x.dtype)
+
+
+class Rotary(nn.Module):
+    """Turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by angles t / 10000^(2i/d) (Su et al., 2021).
+
+    The product of a query and a key then depends on their distance alone. No position is the last.
+    """
+
+    def __init__(self, positions, size):
+        super().__init__()
+        self.encoding = Encoding("sin", positions, size)  # sin and cos of these very angles
+        self.amplitude = math.sqrt(size / 2)
+
+    def forward(self, x):
+        waves = (self.amplitude * self.encoding(x.shape[-2])).to(x.dtype)
+        sin, cos, a, b = waves[:, 0::2], waves[:, 1::2], x[..., 0::2], x[..., 1::2]
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Models (section 3.2): embedding -> concatenated with the encoding -> one layer -> linear readout
 # ------------------------------------------------------------------------------------------------------------
@@ -248,7 +284,7 @@ class S4D(nn.Module):
         return 2 * products.flatten(1)[:, :time]
 
     def respond(self, own, shared, steps):
-        """The answers to inputs (H, R, B) and, at later steps, (H, T - R) that all rows share -> (M, B, H)."""
+        """What inputs (H, R, B) and, later, (H, T - R) that all rows share are answered with -> (M, B, H)."""
         time, rows = own.shape[1] + shared.shape[1], own.shape[2]
         start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
         outputs, read = stop - start, min(stop, own.shape[1])
@@ -331,7 +367,7 @@ class Model(nn.Module):
         return self.readout(self.features(inputs, steps))
 
     def input_products(self, embedded, time):
-        """Products with the layer's input weights, of embeddings (R, E) and of the steps -> (R, G), (time, G)."""
+        """The input weights' products with embeddings (R, E) and with the steps -> (R, G), (time, G)."""
         (weight, bias), vectors, E = self.layer.input_map(), self.encoding(time), embedded.shape[1]
         if self.encoding.name == "dup":
             weight = weight[:, :E] + weight[:, E:]
@@ -345,7 +381,7 @@ class Model(nn.Module):
             return self.layer(self.represent(inputs), steps)
         time = inputs.shape[1]
         tokens, embedded = inputs[:, : time - commands].T, self.embedding.weight
-        if not inputs.is_cuda:  # a GPU would be waited for; the last row stays the command
+        if inputs.device.type == "cpu":  # a GPU would be waited for; the last row stays the command
             used, tokens = tokens.unique(return_inverse=True)
             embedded = self.embedding(F.pad(used, (0, 1), value=len(embedded) - 1))
         table, clock = self.input_products(embedded, time)

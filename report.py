@@ -20,7 +20,7 @@ import numpy as np
 from common import bootstrap_interval, bootstrap_resamples
 
 ENOUGH = 3  # trials on each side of a claim
-SCRIPTS = ["reverse", "sort", "delayed_add", "predecessor"]
+SCRIPTS = ["reverse", "sort", "delayed_add", "predecessor", "lm_wikitext", "lm_shakespeare"]
 STATES = ["done", "running", "failed", "stopped", "missing"]
 
 
@@ -35,12 +35,15 @@ class Figure:
     curves: Callable | None = None
     y: str = "accuracy"  # of the curves
     file: str = "result.json"  # or stability.json, whose metrics stand at its top level
+    curve: bool = False  # read curve.csv too, as metrics["curve"]: {column: [values]}
+    log_y: bool = False
+    table: Callable | None = None  # table(cells, scale) prints it, where that is not a table per metric
 
     def lines(self, flags, metrics):
         """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
         if self.curves:
             return [(panel, self.y, line, points) for panel, line, points in self.curves(flags, metrics)]
-        panel, line, x = flags["model"].upper(), flags["pe"], flags[self.x]
+        panel, line, x = flags.get("model", "").upper(), flags["pe"], flags[self.x]
         return [(panel, name, line, {x: metric(metrics)}) for name, metric in self.metrics.items()]
 
 
@@ -108,12 +111,12 @@ def higher(metric, better, worse, than=None):
     return check
 
 
-def not_higher(metric, a, b):
+def not_higher(metric, a, b, than=None):
     """Claim: no improvement is found. Holds where the interval of the difference does not lie above zero, so
     that few or noisy trials are enough; the numbers say how much could have been missed."""
 
     def check(cells):
-        holds, numbers = higher(metric, a, b)(cells)
+        holds, numbers = higher(metric, a, b, than)(cells)
         return None if holds is None else not holds, numbers
 
     return check
@@ -167,11 +170,19 @@ def helps_at_each_vocab(figure, metric, grids):
 # ------------------------------------------------------------------------------------------------------------
 
 
+def read_curve(path):
+    header, *rows = path.read_text().splitlines()
+    return dict(zip(header.split(","), np.array([row.split(",") for row in rows], dtype=float).T.tolist()))
+
+
 def read_result(figure, flags, folder):
     """-> (metrics or None, what is wrong with the file or None); a file is good if the figure can use it."""
     try:
         content = json.loads((folder / figure.file).read_text())
         metrics = content["metrics"] if figure.file == "result.json" else content
+        metrics = metrics | {"seconds": content.get("seconds")}
+        if figure.curve:
+            metrics = metrics | {"curve": read_curve(folder / "curve.csv")}
         _ = [float(metric(metrics)) for metric in figure.metrics.values()], figure.lines(flags, metrics)
         return metrics, None
     except FileNotFoundError:
@@ -238,7 +249,9 @@ def show(task, scale, figures):
             print(f"  cannot be read, left out: {fault}")
         if not finished:
             continue
-        for metric_name, metric in figure.metrics.items():
+        if figure.table:
+            figure.table(cells, scale)
+        for metric_name, metric in {} if figure.table else figure.metrics.items():
             print()
             table(cells.groups(), metric_name, metric)
         print()
@@ -302,11 +315,13 @@ def draw(figure, cells, name):
             axis.fill_between(xs, low, high, alpha=0.2, color=drawn.get_color(), linewidth=0)
             if len(xs) < 16:
                 axis.vlines(xs, low, high, color=drawn.get_color(), linewidth=1.2)
-        if figure.x == "vocab":
+        if figure.x in ("vocab", "heads", "layers", "context"):
             axis.set_xscale("log", base=2)
             axis.set_xticks(sorted(set().union(*lines.values())), minor=False)
             axis.xaxis.set_major_formatter("{x:.0f}")
             axis.minorticks_off()
+        if figure.log_y:
+            axis.set_yscale("log")
         axis.set(title=panel, xlabel=figure.x, ylabel=y_label)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")

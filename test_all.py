@@ -10,6 +10,8 @@ import argparse
 import contextlib
 import csv
 import fcntl
+import hashlib
+import http.server
 import importlib.util
 import io
 import itertools
@@ -24,9 +26,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import unittest
+import zipfile
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -36,9 +40,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import bench
 import common
 import delayed_add
+import lm_shakespeare
+import lm_wikitext
 import predecessor
+import recurrence
 import report
 import reverse
 import sort
@@ -583,6 +591,338 @@ def test_an_iteration_never_waits_and_reads_out_answers_only():
             next(trial.train(state, data, args, folder))
         assert not watch.waits, watch.waits
         assert watch.largest == 7 * 20 * 900, "the largest tensor is the logits of B*L answers"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The fast engine, and what needs CUDA
+# ------------------------------------------------------------------------------------------------------------
+
+
+def loss_and_gradients(model, episode, **engine):
+    model.fast, model.compiled = engine.get("fast", False), engine.get("compiled", False)
+    model.zero_grad()
+    loss, accuracy = model.loss_and_accuracy(episode)
+    loss.backward()
+    return loss, accuracy, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def random_episodes(length, vocab, batch):
+    """Answers at the last steps after commands, with and without short rows; and without commands."""
+    rows = torch.randint(vocab, (batch, length))
+    with_commands = torch.cat([rows, torch.full_like(rows, vocab)], 1)
+    last = slice(length, 2 * length)
+    steps, weight = torch.randint(2 * length, (batch, length)), torch.rand(batch, length) > 0.3
+    weight[0, 0] = True
+    yield common.Episode(with_commands, rows.flip(1), last, commands=length)
+    yield common.Episode(with_commands, rows.flip(1), steps, weight, length)
+    yield common.Episode(torch.randint(vocab, (batch, 2 * length)), rows, last)
+
+
+def compare_engines(dtype, tolerance, sizes, **engine):
+    for kind, pe, combine in itertools.product(MODELS, ENCODINGS, ("concat", "add")):
+        if combine == "add" and pe in ("none", "dup"):
+            continue
+        for length, vocab, batch in sizes:
+            model = common.Model(kind, pe, vocab, 6, 10, 2 * length, combine).to(dtype)
+            for episode in random_episodes(length, vocab, batch):
+                loss, accuracy, gradients = loss_and_gradients(model, episode)
+                found = loss_and_gradients(model, episode, fast=True, **engine)
+                close(found[0], loss, tolerance)
+                assert abs(found[1] - accuracy) < 1e-6
+                for name, gradient in gradients.items():
+                    if gradient.norm() > 1e-6:  # some are rounding alone, as that of a state never used
+                        close(found[2][name], gradient, tolerance)
+                with torch.no_grad():
+                    logits = model(episode.inputs, episode.steps)  # still the fast engine
+                    model.fast = False
+                    close(logits, model(episode.inputs, episode.steps), tolerance)
+
+
+def test_engines_agree():
+    torch.manual_seed(0)
+    sizes = [(4, 7, 5), (1, 2, 1), (6, 40, 3)]
+    compare_engines(torch.float64, 1e-10, sizes)
+    compare_engines(torch.float32, 1e-5, sizes[:1])
+
+
+def test_engines_agree_with_compiled_steps():
+    if not recurrence.can_compile("cpu"):
+        raise Skip("no C++ compiler for torch.compile")
+    torch.manual_seed(0)
+    compare_engines(torch.float64, 1e-10, [(4, 7, 5)], compiled=True)
+
+
+def test_without_a_compiler_steps_are_not_compiled():
+    recurrence.can_compile.cache_clear()
+    with mock.patch.object(torch, "compile", side_effect=RuntimeError("no compiler")):
+        assert recurrence.can_compile("cpu") is False
+    recurrence.can_compile.cache_clear()
+
+
+def test_released_code_gives_the_same_numbers_in_the_fast_engine():
+    for case, numbers in fixture_cases(FIXTURE).items():
+        model, tokens, length = (
+            fixture_model(case, numbers),
+            numbers["tokens"],
+            numbers["tokens"].shape[1] // 2,
+        )
+        episode = common.Episode(tokens, tokens[:, :length].flip(1), slice(length, None), commands=length)
+        loss, _, gradients = loss_and_gradients(model, episode, fast=True)
+        tolerance = 2e-5 if case.startswith("s4d") else 1e-9
+        close(model(tokens, slice(0, None)).transpose(0, 1), numbers["logits"], tolerance)
+        close(loss, numbers["loss"], tolerance)
+        close(torch.cat([g.flatten() for g in gradients.values()]).norm(), numbers["grad_norm"], tolerance)
+        if "grad_embedding" in numbers:
+            close(gradients["embedding.weight"], numbers["grad_embedding"], tolerance)
+
+
+def sweep_inputs(gates, extra, sizes, read, table_rows=3, H=2):
+    """Random arguments of recurrence.lstm or gru, in float64."""
+    draw = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    tokens = torch.randint(table_rows, (sum(sizes[:read]),))
+    return (
+        draw(table_rows, gates * H),
+        draw(len(sizes), gates * H),
+        tokens,
+        sizes,
+        False,
+        draw(gates * H, H),
+    ) + ((draw(H),) if extra else ())
+
+
+def test_gradcheck_of_the_sweeps():
+    torch.manual_seed(0)
+    for sizes, read in (
+        ([2, 2, 2], 3),
+        ([2, 2, 2], 1),
+        ([3, 2, 2, 1], 4),
+        ([3, 2, 1], 2),
+        ([1], 1),
+        ([2, 1], 0),
+    ):
+        assert torch.autograd.gradcheck(recurrence.lstm, sweep_inputs(4, False, sizes, read))
+        assert torch.autograd.gradcheck(recurrence.gru, sweep_inputs(3, True, sizes, read))
+
+
+def test_packed_rows_are_those_of_a_packed_sequence():
+    torch.manual_seed(0)
+    lengths = torch.tensor([9, 7, 7, 2, 1])
+    inputs = torch.randint(20, (9, 5))
+    for kind in ("gru", "lstm"):
+        model = common.Model(kind, "sin", 20, 6, 8, 9).double()
+        x = torch.nn.utils.rnn.pack_padded_sequence(model.represent(inputs.T), lengths)
+        tokens = torch.nn.utils.rnn.pack_padded_sequence(inputs, lengths).data
+        plain = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM}[kind](12, 8).double()
+        plain.load_state_dict(model.layer.state_dict())
+        wanted = plain(x)[0].data
+        table, clock = model.input_products(model.embedding.weight, 9)
+        found = model.layer.sweep(table, clock, tokens, x.batch_sizes.tolist(), False)
+        close(found, wanted, 1e-12)
+        upstream = torch.randn_like(wanted)
+        wanted.backward(upstream)
+        found.backward(upstream)
+        for (name, p), q in zip(model.layer.named_parameters(), plain.parameters()):
+            close(p.grad, q.grad, 1e-10)
+
+
+def test_half_precision_trains():
+    """As --precision bf16 does on CUDA: the same autocast, on a CPU."""
+    for kind in MODELS:
+        final = {}
+        for precision in ("fp32", "bf16"):
+            args = args_of(f"--scale smoke --model {kind} --iterations 60 --lr 0.01 --engine fast --batch 32")
+            state, data = (
+                trial.State(reverse.TASK, args, torch.device("cpu")),
+                reverse.Reverse(args, torch.device("cpu")),
+            )
+            state.how["precision"] = precision
+            with workplace() as folder:
+                for _ in trial.train(state, data, args, folder):
+                    pass
+            assert all(p.dtype == torch.float32 for p in state.model.parameters())
+            first, final[precision] = state.rows[0][1], state.rows[-1][1]
+            assert final[precision] < first - 0.2, (kind, precision, state.rows)
+        assert final["bf16"] != final["fp32"] and abs(final["bf16"] - final["fp32"]) < 0.1, (kind, final)
+
+
+def test_engine_is_chosen_from_the_configuration():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+
+    def chosen(flags, device=cpu):
+        args = args_of(flags)
+        return trial.choose_engine(reverse.TASK, args, device)
+
+    with mock.patch("recurrence.can_compile", lambda device: True):
+        assert chosen("--hidden 255")["engine"] == "torch" and chosen("--hidden 256")["engine"] == "fast"
+        assert chosen("--batch 31")["engine"] == "torch" and chosen("--batch 32")["engine"] == "fast"
+        assert chosen("--hidden 8 --engine fast")["engine"] == "fast"
+        assert chosen("--engine torch")["engine"] == "torch" and not chosen("--engine torch")["compiled"]
+        assert chosen("")["compiled"] and not chosen("--iterations 999")["compiled"]
+        assert chosen("--scale quick")["engine"] == chosen("--scale smoke")["engine"] == "torch"
+        assert chosen("")["precision"] == "fp32" and not chosen("")["graph"]
+        there = chosen("--hidden 8 --batch 1 --iterations 5", cuda)
+        assert there["engine"] == "fast" and there["compiled"] and there["graph"]
+        assert there["precision"] == "tf32" and not chosen("--no-graph", cuda)["graph"]
+        assert chosen("--precision bf16", cuda)["precision"] == "bf16"
+    with mock.patch("recurrence.can_compile", lambda device: False):
+        assert not chosen("")["compiled"]
+
+
+def test_only_bf16_names_the_folder():
+    folder = lambda flags: trial.trial_folder(reverse.TASK, args_of(flags))
+    plain = folder("")
+    for flags in ("--precision tf32", "--precision fp32", "--engine torch", "--no-graph", "--deterministic"):
+        assert folder(flags) == plain, flags
+    assert folder("--precision bf16").parent.name == plain.parent.name + "-precision=bf16"
+    for precision in ("tf32", "bf16"):
+        with workplace() as out:
+            code, _, err = cli(f"--scale smoke --device cpu --precision {precision} --out {out}/runs")
+            assert code == 2 and err.count("\n") == 1 and "CPU" in err and not (out / "runs").exists(), err
+
+
+def test_an_iteration_on_a_device_never_waits():
+    """On the meta device an operation that needs a value raises, and so does one with tensors of a CPU."""
+    cases = [
+        (reverse.TASK, flags) for flags in ("", "--min-length 4", "--dual-freq --held-out 160", "--pe dup")
+    ]
+    cases += [(module.TASK, "") for module in SCRIPTS]
+    for (task, flags), kind in itertools.product(cases, MODELS):
+        args = args_of(f"--scale smoke --engine fast --model {kind} {flags}", task)
+        cpu, meta = torch.device("cpu"), torch.device("meta")
+        data, state = task.build(args, cpu), trial.State(task, args, cpu)
+        for name in ("rows", "hashes", "allowed_row"):
+            setattr(data.held_out, name, getattr(data.held_out, name).to(meta))
+        state.model.to(meta)
+        state.sums = state.sums.to(meta)
+        state.optimizer = torch.optim.Adam(state.model.parameters(), foreach=False)
+        no_autocast = mock.patch("torch.autocast", lambda *_, **__: contextlib.nullcontext())
+        with no_autocast, mock.patch.object(state.optimizer, "step"):  # torch's own, capturable on CUDA
+            trial.iteration(state, data, args, torch.zeros((), dtype=torch.int64, device=meta))
+        assert state.sums.device == meta
+
+
+def test_capture_leaves_no_trace():
+    """The warm-up that a CUDA graph needs changes neither weights nor moments, whether or not one follows."""
+    args = args_of("--scale smoke --model gru --engine fast --iterations 6")
+    states = [trial.State(reverse.TASK, args, torch.device("cpu")) for _ in range(2)]
+    data = reverse.Reverse(args, torch.device("cpu"))
+    with workplace() as folder:
+        for state, before in zip(states, (0, 1)):
+            loops = trial.train(state, data, args, folder)
+            next(loops)
+            next(loops)
+            if before:
+                warming = mock.patch.object(trial, "iteration", wraps=trial.iteration)
+                capture = mock.patch("torch.cuda.CUDAGraph", side_effect=RuntimeError)
+                with warming as warmed, capture, contextlib.suppress(RuntimeError):
+                    trial.captured(state, data, args)
+                assert warmed.call_count == 3
+            for _ in loops:
+                pass
+    first, second = (state.optimizer.state_dict()["state"] for state in states)
+    for p, q in zip(states[0].model.parameters(), states[1].model.parameters()):
+        assert torch.equal(p, q)
+    for i in first:
+        assert all(torch.equal(first[i][name], second[i][name]) for name in first[i])
+    assert states[0].rows[-1][:3] == states[1].rows[-1][:3]
+
+
+def test_seeds_together_are_each_alone():
+    flags = "--scale smoke --model gru --vocab 8"
+    with workplace() as out:
+        for seed in (3, 4, 5):
+            assert cli(f"{flags} --seed {seed} --out {out}/alone")[0] == 0
+        code, printed, _ = cli(f"{flags} --seed 3-5 --out {out}/range")
+        assert code == 0 and "[3/3]" in printed
+        stop, trials = trial.Stop(), []
+        for seed in (3, 4, 5):
+            args = args_of(f"{flags} --seed {seed} --out {out}/together")
+            trials.append(({}, [], args))
+        codes, printed, _ = captured(lambda: trial.together(reverse.TASK, trials, stop))
+        assert codes == [0, 0, 0]
+        lines = re.findall(r"seed (\d): iteration (\d+)/", printed)
+        assert [x for x in lines if x[1] == "5"] == [("3", "5"), ("4", "5"), ("5", "5")], lines
+        assert lines.index(("3", "10")) > lines.index(("5", "5")), "they take turns"
+        for path in sorted((out / "alone").rglob("result.json")):
+            metrics = json.loads(path.read_text())["metrics"]
+            for other in ("range", "together"):
+                found = out / other / path.relative_to(out / "alone")
+                assert json.loads(found.read_text())["metrics"] == metrics
+        code, _, err = cli(f"{flags} --seed 5-3 --out {out}/no")
+        assert code == 2 and err.count("\n") == 1
+
+
+def test_cuda():
+    if not torch.cuda.is_available():
+        raise Skip("no CUDA device")
+    results = {}
+    flags = "--scale smoke --iterations 300 --batch 64 --lr 0.01 --device cuda"
+    for kind, (name, more) in itertools.product(MODELS, CUDA_FLAGS.items()):
+        with workplace() as out:
+            assert cli(f"{flags} --model {kind} {more} --out {out}")[0] == 0
+            found = sorted(out.rglob("result.json"))
+            results[kind, name] = [json.loads(path.read_text())["metrics"] for path in found]
+    for kind in MODELS:
+        graph, eager = results[kind, "graph"][0], results[kind, "eager"][0]
+        assert abs(graph["cross_entropy"] - eager["cross_entropy"]) < 0.05, (kind, graph, eager)
+        assert results[kind, "same bits"] == results[kind, "same bits again"], kind
+        assert abs(results[kind, "bf16"][0]["cross_entropy"] - eager["cross_entropy"]) < 0.2, kind
+        for alone, beside in zip(results[kind, "graph"], results[kind, "together"]):
+            assert abs(alone["cross_entropy"] - beside["cross_entropy"]) < 0.05, kind
+
+
+def test_bench_compares_equals_and_counts_operations():
+    torch.manual_seed(0)
+    sizes = dict(SIZE=6, LENGTH=4, CONFIGURATIONS={f"{m}-sin": (m, "sin", 9, 5) for m in MODELS})
+    with mock.patch.multiple(bench, **sizes), workplace() as folder:
+        for kind in MODELS:
+            model, plain = common.Model(kind, "sin", 9, 6, 6, 8), bench.Plain(kind, "sin", 9)
+            plain.load_state_dict(model.state_dict(), strict=False)
+            inputs = torch.randint(10, (5, 8))
+            close(plain(inputs), model(inputs, slice(0, None)), 1e-6)
+        rows = 4 * 5, 9 + 1 + 8  # answers; integers, the command and steps that the input weights meet
+        by_hand = {
+            "lstm": 2 * rows[0] * 6 * 24 + rows[1] * 6 * 24 + rows[0] * 6 * 9,
+            "gru": 2 * rows[0] * 6 * 18 + rows[1] * 6 * 18 + rows[0] * 6 * 9,
+            "s4d": 6 * 4 * rows[0] + rows[0] * 6 * 12 + rows[1] * 6 * 6 + rows[0] * 6 * 9,
+        }
+        for kind, products in by_hand.items():
+            assert bench.necessary_operations(f"{kind}-sin", False) == 6 * products
+        words = [
+            "--only",
+            "gru-sin",
+            "s4d-sin",
+            "--repeats",
+            "2",
+            "--device",
+            "cpu",
+            "--json",
+            "numbers.json",
+        ]
+        code, printed, _ = captured(lambda: bench.main(words))
+        assert code == 0 and printed == captured(lambda: bench.main(["--show", "numbers.json"]))[1]
+        content = json.loads((folder / "numbers.json").read_text())
+        found = content["configurations"]["gru-sin"]["variants"]
+        assert {name: len(x["ms"]) for name, x in found.items()} == {
+            "plain": 2,
+            "not compiled": 2,
+            "suite": 2,
+        }
+        ratio = np.median(found["plain"]["ms"]) / np.median(found["suite"]["ms"])
+        assert re.search(rf"suite .* {ratio:.2f} ", printed), printed
+        code, _, err = captured(lambda: bench.main(["--show", "nowhere.json"]))
+        assert code == 2 and err.count("\n") == 1
+
+
+CUDA_FLAGS = {
+    "graph": "",
+    "eager": "--no-graph",
+    "fp32": "--precision fp32",
+    "bf16": "--precision bf16",
+    "same bits": "--deterministic",
+    "same bits again": "--deterministic",
+    "together": "--seed 0-2",
+}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -1254,7 +1594,7 @@ def test_claims_need_trials():
 # Sorting, delayed addition, predecessor query
 # ------------------------------------------------------------------------------------------------------------
 
-SCRIPTS = (sort, delayed_add, predecessor)
+SCRIPTS, LANGUAGE_MODELS = (sort, delayed_add, predecessor), (lm_wikitext, lm_shakespeare)
 
 
 def task_data(script, vocab, length, held_out=4, batch=64, seed=0):
@@ -1841,6 +2181,1118 @@ def test_stability_claims():
 
 
 # ------------------------------------------------------------------------------------------------------------
+# Tiny Shakespeare
+# ------------------------------------------------------------------------------------------------------------
+
+SHAKESPEARE, WHOLE_TEXT = lm_shakespeare.TASK, HERE / "data" / "tinyshakespeare.txt"
+A_TEXT = (HERE / "README.md").read_bytes()[:16_000]
+
+
+@contextlib.contextmanager
+def library(text=A_TEXT):
+    """A workplace with a text where lm_shakespeare.py looks for one."""
+    with workplace() as folder:
+        Path("data").mkdir()
+        Path("data/tinyshakespeare.txt").write_bytes(text)
+        yield folder
+
+
+def transformer(pe, vocab=11, width=12, heads=2, layers=2, positions=9, spread=0.3):
+    """A model in float64 with weights large enough for everything to matter."""
+    torch.manual_seed(3)
+    model = lm_shakespeare.Transformer(pe, vocab, width, heads, layers, positions).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * spread)
+    return model
+
+
+def shakespeare_args(words="", task=SHAKESPEARE):
+    return args_of(f"--scale smoke {words}", task)
+
+
+def toeplitz_error(scores):
+    """How far scores (..., T, T) are from depending on the distance alone."""
+    return (scores[..., 1:, 1:] - scores[..., :-1, :-1]).abs().max().item()
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    torch.manual_seed(1)
+    rotary, (q, k) = common.Rotary(5, 6), torch.randn(2, 6, dtype=torch.float64)
+    queries, keys = rotary(q.expand(40, 6)), rotary(k.expand(40, 6))  # longer than the 5 positions kept
+    scores = queries @ keys.T
+    assert toeplitz_error(scores) < 1e-10
+    theta = 10000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+    for m, n in ((0, 0), (7, 3), (3, 7), (39, 0)):  # Eq. 6, summed over the pairs
+        product = torch.complex(q[0::2], q[1::2]) * torch.complex(k[0::2], k[1::2]).conj()
+        wanted = (product * torch.polar(torch.ones(3, dtype=torch.float64), (m - n) * theta)).real.sum()
+        assert abs(scores[m, n] - wanted) < 1e-10
+    assert abs(scores[7, 3] - scores[3, 7]) > 1e-3, "it does depend on the distance"
+
+
+def test_relation_2_holds_for_rotary_and_fails_for_absolute_encodings():
+    """The same token everywhere: scores that depend on the distance alone are the same along diagonals."""
+    for pe in lm_shakespeare.ENCODINGS:
+        model = transformer(pe)
+        x = model.position(model.embedding(torch.full((1, 9), 4)))
+        q, k, _ = model.blocks[0].attention.queries_keys_values(model.blocks[0].norm1(x))
+        error = toeplitz_error(q @ k.transpose(-1, -2))
+        assert error < 1e-10 if pe in ("none", "rotary") else error > 0.01, (pe, error)
+
+
+def test_what_is_added_to_the_tokens():
+    torch.manual_seed(1)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    added = {pe: transformer(pe).position(x) for pe in lm_shakespeare.ENCODINGS}
+    assert torch.equal(added["none"], x) and torch.equal(added["rotary"], x)
+    for t, i in itertools.product(range(7), range(6)):  # Eq. 5
+        angle = t / 10000 ** (2 * i / 12)
+        close(added["sin"][:, t, 2 * i], x[:, t, 2 * i] + math.sin(angle), 1e-12)
+        close(added["sin"][:, t, 2 * i + 1], x[:, t, 2 * i + 1] + math.cos(angle), 1e-12)
+    close(added["learned"], x + transformer("learned").position.encoding.table[:7], 1e-12)
+    position = transformer("layernorm-learned").position  # Eq. 9
+    centred = x - x.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    close(
+        added["layernorm-learned"],
+        normal * position.norm.weight + position.norm.bias + position.encoding.table[:7],
+        1e-12,
+    )
+
+
+def test_learned_encoding_has_a_last_position_and_parameters():
+    for pe, more in (("none", 0), ("sin", 0), ("rotary", 0), ("learned", 0), ("layernorm-learned", 24)):
+        model, plain = transformer(pe, positions=9), transformer("none")
+        size = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
+        assert size == sum(p.numel() for p in model.position.parameters())
+        assert size == (9 * 12 + more if "learned" in pe else 0), pe
+        longer = torch.zeros(1, 10, dtype=torch.long)
+        if "learned" in pe:
+            try:
+                model(longer)
+                raise AssertionError("no error")
+            except common.Refused as error:
+                assert "9 positions" in str(error) and "10 steps" in str(error)
+        else:
+            assert model(longer).shape == (1, 10, 11)
+
+
+def plain_transformer(model, pe, tokens):
+    """Logits (T, K) of one sequence, position by position and head by head."""
+
+    def layer_norm(norm, x):
+        return (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt() * norm.weight + norm.bias
+
+    def turned(x, t):
+        if pe != "rotary":
+            return x
+        y = x.clone()
+        for i in range(len(x) // 2):
+            angle = t * 10000.0 ** (-2 * i / len(x))
+            rotation = x.new_tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+            y[2 * i : 2 * i + 2] = rotation @ x[2 * i : 2 * i + 2]
+        return y
+
+    rows = []
+    for t, token in enumerate(tokens):
+        x = model.embedding.weight[token]
+        if pe == "layernorm-learned":
+            x = layer_norm(model.position.norm, x)
+        if "learned" in pe:
+            x = x + model.position.encoding.table[t]
+        if pe == "sin":
+            angles = [t / 10000 ** (2 * i / len(x)) for i in range(len(x) // 2)]
+            x = x + x.new_tensor([wave(angle) for angle in angles for wave in (math.sin, math.cos)])
+        rows.append(x)
+    for block in model.blocks:
+        attention, size = block.attention, len(rows[0])
+        parts = [(attention.read.weight @ layer_norm(block.norm1, x)).split(size) for x in rows]
+        after = []
+        for t, x in enumerate(rows):
+            heads = []
+            for head in range(attention.heads):
+                d = size // attention.heads
+                part = slice(head * d, head * d + d)
+                q = turned(parts[t][0][part], t)
+                scores = torch.stack([q @ turned(parts[s][1][part], s) for s in range(t + 1)]) / math.sqrt(d)
+                heads.append(sum(w * parts[s][2][part] for s, w in enumerate(scores.softmax(0))))
+            x = x + attention.write.weight @ torch.cat(heads) + attention.write.bias
+            first, _, second = block.network
+            hidden = (first.weight @ layer_norm(block.norm2, x) + first.bias).clamp(min=0)
+            after.append(x + second.weight @ hidden + second.bias)
+        rows = after
+    return torch.stack([model.readout.weight @ layer_norm(model.norm, x) + model.readout.bias for x in rows])
+
+
+def test_transformer_is_the_plain_one():
+    torch.manual_seed(1)
+    tokens = torch.randint(11, (2, 9))
+    for pe in lm_shakespeare.ENCODINGS:
+        model = transformer(pe)
+        logits = model(tokens)
+        for row, got in zip(tokens, logits):
+            close(got, plain_transformer(model, pe, row), 1e-12)
+        loss, right = model.loss_and_accuracy(lm_shakespeare.Windows(tokens[:, :-1], tokens[:, 1:]))
+        close(loss, F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()), 1e-12)
+        assert abs(right - (logits[:, :-1].argmax(-1) == tokens[:, 1:]).double().mean()) < 1e-12
+
+
+def test_transformer_is_causal():
+    for pe in lm_shakespeare.ENCODINGS:
+        model, tokens = transformer(pe), torch.randint(11, (1, 9))  # seeded by transformer
+        for t in range(9):
+            changed = tokens.clone()
+            changed[0, t] = (tokens[0, t] + 1) % 11
+            difference = (model(changed) - model(tokens)).abs().amax(-1)[0]
+            assert difference[:t].sum() == 0 and difference[t:].min() > 1e-6, (pe, t, difference)
+
+
+def test_initial_weights_of_the_transformer():
+    with library():
+        model = trial.State(
+            SHAKESPEARE, shakespeare_args("--width 64 --pe learned"), torch.device("cpu")
+        ).model
+    for name, p in model.named_parameters():
+        if p.dim() > 1:
+            assert abs(p.std() / 0.02 - 1) < 0.15 and abs(p.mean()) < 0.003, name
+        else:
+            assert torch.equal(p, torch.full_like(p, 0.0 if name.endswith("bias") else 1.0)), name
+
+
+def test_windows_of_the_text():
+    with library():
+        args = shakespeare_args("--batch 300 --context 5 --seed 4")
+        data = SHAKESPEARE.build(args, torch.device("cpu"))
+        text = A_TEXT.decode()
+        first = data.training_episode(1)
+        assert torch.equal(first.inputs, data.training_episode(torch.tensor(1)).inputs)
+        assert not torch.equal(first.inputs, data.training_episode(2).inputs)
+        other = SHAKESPEARE.build(shakespeare_args("--batch 300 --context 5"), torch.device("cpu"))
+        assert not torch.equal(first.inputs, other.training_episode(1).inputs)
+        cut = len(text) * 9 // 10
+        assert (len(data.train), len(data.valid)) == (cut, len(text) - cut)
+        seen = {text[n : n + 6] for n in range(cut - 5)}
+        for inputs, targets in zip(*first):
+            window = data.tokenizer.decode([*inputs.tolist(), targets[-1].item()])
+            assert window in seen and torch.equal(inputs[1:], targets[:-1])
+        data.args.batch, data.train = 6000, data.train[:11]  # 6 places for 5 + 1 tokens, all alike
+        rows = [data.tokenizer.decode(row.tolist()) for row in data.training_episode(1).inputs]
+        assert set(rows) == {text[n : n + 5] for n in range(6)}
+        assert_uniform(rows, 6)
+
+
+def test_perplexity_is_that_of_consecutive_windows():
+    with library():
+        args = shakespeare_args("--context 50")
+        data = SHAKESPEARE.build(args, torch.device("cpu"))
+        model = trial.State(SHAKESPEARE, args, torch.device("cpu")).model
+        losses, ids, count = [], data.valid, (len(data.valid) - 1) // 50
+        for n in range(count):
+            logits = model(ids[None, 50 * n : 50 * n + 50])[0]
+            losses += F.cross_entropy(logits, ids[50 * n + 1 : 50 * n + 51], reduction="none").tolist()
+        assert len(losses) > len(ids) - 51
+        metrics = data.evaluate(model)
+        assert abs(metrics["valid_perplexity"] / math.exp(np.mean(losses)) - 1) < 1e-5
+        starts = torch.cat([part.inputs for part in data.parts(data.train)])
+        assert len(starts) == count and torch.equal(starts[0], data.train[:50])
+        assert torch.equal(starts[-1], data.train[-51:-1]), "they reach from end to end"
+        data.args.batch = 3
+        assert data.evaluate(model) == metrics
+
+
+def test_an_iteration_of_the_transformer_never_waits():
+    with library():
+        for pe in lm_shakespeare.ENCODINGS:
+            args = shakespeare_args(f"--pe {pe}")
+            state = trial.State(SHAKESPEARE, args, torch.device("cpu"))
+            data = SHAKESPEARE.build(args, torch.device("cpu"))
+            with workplace() as folder, Watch() as watch:
+                next(trial.train(state, data, args, folder))
+            assert not watch.waits, (pe, watch.waits)
+
+
+def test_score_by_distance():
+    torch.manual_seed(1)
+    tokens = torch.randint(11, (5, 9))
+    for pe in ("sin", "rotary"):
+        model, found = transformer(pe), {}
+        x = model.position(model.embedding(tokens))
+        for block in model.blocks:
+            q, k, _ = block.attention.queries_keys_values(block.norm1(x))
+            for b, h, m, n in itertools.product(range(5), range(2), range(9), range(9)):
+                if m >= n:
+                    found.setdefault(m - n, []).append((q[b, h, m] @ k[b, h, n]).item() / math.sqrt(6))
+            x = block(x)
+        got = lm_shakespeare.score_by_distance(model, tokens)
+        assert np.allclose(got, [np.mean(found[n]) for n in range(9)], atol=1e-5)
+
+
+def brute_force_pairs(ids, types, wanted):
+    """Byte-pair encoding, one place after the other -> (the pairs, the text's integers)."""
+    pairs = []
+    for new in range(types, wanted):
+        counts = Counter(itertools.pairwise(ids))
+        if not counts or max(counts.values()) < 2:
+            break
+        pairs.append(min(counts, key=lambda pair: (-counts[pair], pair)))
+        before, ids = ids, []
+        while before:
+            two = tuple(before[:2]) == pairs[-1]
+            ids.append(new if two else before[0])
+            before = before[1 + two :]
+    return pairs, ids
+
+
+def test_byte_pairs_by_brute_force():
+    rng = np.random.default_rng(2)
+    texts = ["aaaaaaaabaaaab", "abababab", "aabaabaaab" * 3, "abc", "a", A_TEXT.decode()[:1500]]
+    texts += ["".join(rng.choice(list("ab c"), 300)) for _ in range(20)]
+    for text in texts:
+        types = sorted(set(text))
+        ids = [types.index(c) for c in text]
+        for more in (0, 1, 30):
+            wanted_pairs, wanted = brute_force_pairs(ids, len(types), len(types) + more)
+            pairs, got = (
+                lm_shakespeare.learn_pairs(np.array(ids), len(types), len(types) + more),
+                np.array(ids),
+            )
+            for new, pair in enumerate(pairs, len(types)):
+                got = lm_shakespeare.join_pair(got, pair, new)
+            assert pairs == wanted_pairs and got.tolist() == wanted, (text[:20], more)
+
+
+def test_tokenizers_give_the_text_back():
+    text = A_TEXT.decode()
+    for name in ("char", "bpe"):
+        tokenizer, train, valid = lm_shakespeare.tokenized(A_TEXT, name)
+        assert tokenizer.decode([*train, *valid]) == text
+        assert tokenizer.decode(train) == text[: len(text) * 9 // 10]
+        assert np.array_equal(tokenizer.encode(text[:500]), train[:500]) == (name == "char")
+        assert tokenizer.decode(tokenizer.encode(text[:500])) == text[:500]
+    assert len(tokenizer.types) == 159 and len(train) < 0.7 * len(text)
+    cut = len(text) * 9 // 10
+    altered = text[:cut] + "".join(reversed(text[cut:]))
+    assert lm_shakespeare.tokenized(altered.encode(), "bpe")[0].types == tokenizer.types, "of training alone"
+    tokenizer, train, valid = lm_shakespeare.tokenized("It's a word_1, a  word!\né".encode(), "word")
+    assert tokenizer.types == sorted(["It", "'", "s", "a", "word_1", ",", "word", "!", "é"])
+    assert tokenizer.decode([*train, *valid]) == "It ' s a word_1 , a word ! é" and len(valid) == 1
+
+
+COUNTS = {"char": (65, 1_003_854, 111_540), "word": (13_331, 236_634, 26_293), "bpe": (159, 625_921, 70_229)}
+
+
+def test_tokens_of_tiny_shakespeare():
+    if not WHOLE_TEXT.exists():
+        raise Skip("no data/tinyshakespeare.txt: python lm_shakespeare.py --download")
+    content = WHOLE_TEXT.read_bytes()
+    assert (len(content), lm_shakespeare.sha256(content)) == (lm_shakespeare.SIZE, lm_shakespeare.SHA256)
+    for name, wanted in COUNTS.items():
+        tokenizer, train, valid = lm_shakespeare.tokenized(content, name)
+        assert (len(tokenizer.types), len(train), len(valid)) == wanted
+        assert name == "word" or tokenizer.decode([*train, *valid]).encode() == content
+    assert sum(COUNTS["word"][1:]) == 262_927
+
+
+def test_committed_results_of_tiny_shakespeare_have_its_tokens():
+    paths = list(HERE.glob("results/lm_shakespeare/*/*/result.json"))
+    assert paths
+    for path in paths:
+        result = json.loads(path.read_text())
+        metrics, config = result["metrics"], result["config"]
+        counts = metrics["types"], metrics["train_tokens"], metrics["valid_tokens"]
+        assert counts == COUNTS[config["tokenizer"]] and config["text_sha256"] == lm_shakespeare.SHA256
+
+
+WRONG_SHAKESPEARE = {
+    "--context 9 --positions 8 --pe learned": "--positions 8, --context is 9",
+    "--positions 8": "--pe rotary has none",
+    "--heads 3": "--heads 3 does not divide --width 16",
+    "--width 6 --heads 2": "must be even, got 3",
+    "--width 7 --heads 7 --pe sin": "even --width",
+    "--context 1": "at least 2",
+    "--context 100000": "needs a longer text: one part has",
+    "--pe random": "--pe",
+    "--model lstm": "--model",
+    "--vocab 5": "--vocab",
+    "--warmup 5": "--warmup",
+    "--tokenizer bytes": "--tokenizer",
+    "--data nowhere.txt": "no text at --data nowhere.txt",
+    "--data data": "no text at --data data",
+    "--sample ROMEO": "no trained trial in runs/lm_shakespeare/transformer-rotary-char-T8",
+    "--search --all table1": "without --list",
+    "--search --sample x": "without --list",
+    "--search --overwrite": "without --list",
+    "--search --heads 3": "does not divide",
+    "--list fig2": "choose from table1, heads, layers, context, table2, decay",
+}
+
+
+def test_bad_input_to_lm_shakespeare():
+    with library() as folder:
+        for words, said in WRONG_SHAKESPEARE.items():
+            code, out, err = cli("--scale smoke " + words, SHAKESPEARE)
+            assert code == 2 and err.count("\n") == 1 and said in err and not out, (words, code, out, err)
+            assert [p.name for p in folder.iterdir()] == ["data"], words
+    for content, said in ((b"\xff\xfe", "UTF-8"), (b"ab", "longer text"), (b"", "longer text")):
+        with library(content) as folder:
+            code, _, err = cli("--scale smoke", SHAKESPEARE)
+            assert code == 2 and err.count("\n") == 1 and said in err and not list(folder.glob("runs")), err
+    with library("".join(map(chr, range(200, 400))).encode()):
+        assert "200 characters" in cli("--scale smoke --tokenizer bpe", SHAKESPEARE)[2]
+
+
+def test_defaults_and_grids_are_the_documents():
+    args = args_of("", SHAKESPEARE)
+    wanted = dict(pe="rotary", tokenizer="char", layers=6, heads=6, context=256, width=384, batch=32)
+    wanted |= dict(lr=1e-4, iterations=1000, clip=0, beta2=0.999, eps=1e-8, seed=0)
+    assert wanted.items() <= vars(args).items() and SHAKESPEARE.positions(args) == 256
+    name = "runs/lm_shakespeare/transformer-rotary-char-T256"
+    assert str(trial.trial_folder(SHAKESPEARE, args)) == f"{name}/seed0"
+    args = args_of("--heads 2 --layers 16 --download --data x.txt", SHAKESPEARE)
+    assert str(trial.trial_folder(SHAKESPEARE, args)) == f"{name}-heads=2-layers=16/seed0"
+    for figure, trials in dict(table1=5, heads=7, layers=5, context=3, table2=3, decay=5).items():
+        code, out, _ = cli(f"--list {figure} --seed 0", SHAKESPEARE)
+        assert code == 0 and len(set(out.splitlines())) == trials, (figure, out)
+        for line in out.splitlines():
+            args_of(" ".join(line.split()[2:]), SHAKESPEARE)
+    assert "--heads 2 --layers 16 --context 512" in cli("--list context", SHAKESPEARE)[1]
+
+
+def test_lm_shakespeare_end_to_end():
+    with library() as folder:
+        code, out, err = cli("--scale smoke --all", SHAKESPEARE)
+        assert code == 0, err
+        for figure, grid in lm_shakespeare.GRIDS["smoke"].items():
+            assert f"{figure} (smoke scale)" in out and f"{len(grid)} of {len(grid)} trials finished" in out
+        found = folder / "runs/lm_shakespeare"
+        learned, rotary = (next(found.glob(f"*-{pe}-char-T8-*/seed0")) for pe in ("learned", "rotary"))
+        for path in (learned, rotary):
+            with open(path / "curve.csv") as file:
+                assert {row["learning_rate"] for row in csv.DictReader(file)} == {"0.0001"}
+        learned, rotary = (json.loads((p / "result.json").read_text()) for p in (learned, rotary))
+        assert learned["parameters"] - rotary["parameters"] == 8 * 16
+        assert learned["metrics"]["encoding_parameters"] == 8 * 16
+        assert learned["config"]["text_sha256"] == lm_shakespeare.sha256(A_TEXT)
+        if importlib.util.find_spec("matplotlib"):
+            for figure in lm_shakespeare.FIGURES:
+                assert (folder / f"figures/lm_shakespeare-{figure}-smoke.png").stat().st_size > 5000
+        Path("data/tinyshakespeare.txt").write_bytes(A_TEXT + b"!")
+        code, _, err = cli("--scale smoke --pe learned", SHAKESPEARE)
+        assert code == 2 and "made with other text: text_sha256" in err and err.count("\n") == 1, err
+        Path("data/other.txt").write_bytes(A_TEXT)
+        code, out, _ = cli("--scale smoke --pe learned --data data/other.txt", SHAKESPEARE)
+        assert code == 0 and "is finished" in out
+
+
+def test_lm_shakespeare_resumes_to_the_same_bits():
+    words = "--scale smoke --pe layernorm-learned --tokenizer word --iterations 150 --save-every 20"
+    with library() as folder:
+        assert wait(fork(words, task=SHAKESPEARE)) == 0, Path("child.log").read_text()
+        wanted = outcome(trial_of(folder))
+    for number, code in ((signal.SIGINT, trial.STOPPED), (signal.SIGKILL, -signal.SIGKILL)):
+        with library() as folder:
+            child = fork(words, task=SHAKESPEARE)
+            wait_for(lambda: list(Path().glob("runs/*/*/seed*/last.pt")))
+            os.kill(child, number)
+            assert wait(child) == code and not list(folder.glob("runs/*/*/*/result.json"))
+            assert wait(fork(words, task=SHAKESPEARE)) == 0
+            assert "continuing from" in Path("child.log").read_text()
+            assert outcome(trial_of(folder)) == wanted
+
+
+def test_search_keeps_the_best_and_goes_on_where_it_was():
+    with library() as folder:
+        child = fork("--scale smoke --search --iterations 100", task=SHAKESPEARE)
+        wait_for(lambda: len(list(Path().glob("runs/*/*/*/result.json"))) == 2)
+        os.kill(child, signal.SIGTERM)
+        assert wait(child) in (trial.STOPPED, 0)
+        code, out, err = cli("--scale smoke --search --iterations 100", SHAKESPEARE)
+        assert code == 0 and "is finished" in out, err
+        results = [json.loads(p.read_text()) for p in folder.glob("runs/*/*/*/result.json")]
+        found = {}
+        for result in results:
+            sizes = tuple(result["config"][k] for k in ("heads", "layers", "context"))
+            found[sizes] = result["metrics"]["valid_perplexity"]
+        heads = min((2, 4), key=lambda n: found[n, 2, 8])
+        layers = min((1, 2), key=lambda n: found[heads, n, 8])
+        context = min((4, 8), key=lambda n: found[heads, layers, n])
+        assert len(found) == 4, "two of heads, one more of layers, one more of context"
+        assert out.endswith(f"best: --heads {heads} --layers {layers} --context {context}\n"), out
+        code, again, _ = cli("--scale smoke --search --iterations 100", SHAKESPEARE)
+        assert code == 0 and again.count("is finished") == 6
+    with library():
+        code, out, _ = cli("--scale smoke --search --lr 1e38", SHAKESPEARE)
+        assert code == trial.NOT_FINITE and out.count("starting at") == 6, "tried them all"
+
+
+def test_sample_is_drawn_from_the_trained_model():
+    with library():
+        assert cli("--scale smoke", SHAKESPEARE)[0] == 0
+        code, first, err = cli("--scale smoke --sample 'The '", SHAKESPEARE)
+        assert code == 0 and first.startswith("continuing from last.pt, iteration 20\nThe "), err
+        assert len(first.split("\n", 1)[1]) == 4 + 400 + 1
+        assert cli("--scale smoke --sample 'The '", SHAKESPEARE)[1] == first
+        code, _, err = cli("--scale smoke --sample ☃", SHAKESPEARE)
+        assert code == 2 and "'☃' is not among" in err and err.count("\n") == 1
+        assert "a text to begin with" in cli("--scale smoke --sample ''", SHAKESPEARE)[2]
+        for path in Path().glob("runs/*/*/*/*.pt"):
+            path.write_bytes(b"torn")
+        code, _, err = cli("--scale smoke --sample 'The '", SHAKESPEARE)
+        assert code == 2 and "can be used" in err.splitlines()[-1], err
+
+    class Model(torch.nn.Module):
+        """After token n, n + 1 with a probability of 3/4, else n + 2 (mod 5); needs the last 3 tokens."""
+
+        readout = torch.nn.Linear(1, 5)
+
+        def forward(self, inputs):
+            assert inputs.shape[1] <= 3
+            return torch.tensor([3.0, 1, 0, 0, 0]).roll(inputs[0, -1].item() + 1).log()[None, None]
+
+    drawn = lm_shakespeare.continuation(Model(), torch.tensor([4, 0]), 3, 4000, 1)
+    assert drawn[:2] == [4, 0] and len(drawn) == 4002
+    steps = Counter((b - a) % 5 for a, b in itertools.pairwise(drawn))
+    assert steps.total() == 4001 and set(steps) == {1, 2}
+    chi_square_is_clean([steps[1] - 1, steps[2]], [3000, 1000])  # the first step was given
+
+
+def test_download_takes_the_known_text_only():
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.server.content)
+
+        def log_message(self, *words):
+            pass
+
+    path, words = Path("library/shakespeare.txt"), "--scale smoke --data library/shakespeare.txt --download"
+    known = lm_shakespeare.ADDRESS, lm_shakespeare.SHA256
+    with workplace() as folder, http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lm_shakespeare.ADDRESS = f"http://127.0.0.1:{server.server_port}/input.txt"
+        try:
+            server.content = b"To be"
+            code, _, err = cli(words, SHAKESPEARE)
+            assert code == 2 and "another text now (5 bytes" in err and err.count("\n") == 1, err
+            assert not list(folder.iterdir())
+            server.content, lm_shakespeare.SHA256 = A_TEXT, lm_shakespeare.sha256(A_TEXT)
+            code, out, err = cli(words, SHAKESPEARE)
+            assert code == 0 and path.read_bytes() == A_TEXT and "SHA-256 as expected" in out, err
+            server.content = b"To be"
+            code, out, _ = cli(words, SHAKESPEARE)
+            assert code == 0 and "fetching" not in out and path.read_bytes() == A_TEXT, "left alone"
+            server.shutdown()
+            server.server_close()
+            path.unlink()
+            code, _, err = cli(words, SHAKESPEARE)
+            assert code == 2 and "cannot fetch" in err and str(path) in err and err.count("\n") == 1, err
+        finally:
+            lm_shakespeare.ADDRESS, lm_shakespeare.SHA256 = known
+
+
+def shakespeare_metrics(perplexity, near=0.0, far=0.0):
+    metrics = dict(train_perplexity=perplexity - 1, valid_perplexity=perplexity, types=65)
+    metrics |= dict(train_tokens=650, valid_tokens=100, valid_characters=100)
+    return metrics | {"score_by_distance": [9.0] + [near] * 31 + [far] * 32}
+
+
+def made_up_shakespeare(figure, value):
+    """A report at full size of results whose metrics are value(flags)."""
+    _, args, given = trial.parse(SHAKESPEARE, [])
+    for flags, _, chosen in trial.grid(SHAKESPEARE, args, given, figure):
+        folder = trial.trial_folder(SHAKESPEARE, chosen)
+        folder.mkdir(parents=True)
+        trial.write_json(folder / "result.json", {"metrics": value(flags), "seconds": 100 + flags["seed"]})
+        (folder / "curve.csv").write_text(
+            "iteration,loss,accuracy,learning_rate,seconds\n10,4,0,1,2\n20,3,0,1,3\n"
+        )
+    code, out, err = cli(f"--report {figure}", SHAKESPEARE)
+    assert code == 0, err
+    return out
+
+
+def test_report_of_the_documents_tables():
+    perplexities = {"none": 9, "learned": 6, "sin": 8, "rotary": 5, "layernorm-learned": 7}
+    with workplace():
+        value = lambda flags: shakespeare_metrics(perplexities[flags["pe"]] + 0.01 * flags["seed"])
+        out = made_up_shakespeare("table1", value)
+        row = next(line for line in out.splitlines() if line.startswith("  layernorm"))
+        numbers = r"3 +6.01 +7.01 +101.00 +\[7.00\d+, 7.0[12]\d+\] +7.0000 7.0100 7.0200 +6.77 7.57 101.35$"
+        assert re.search(numbers, row), row
+        assert out.count("  holds") == 3 and "  fails" not in out
+    with workplace():
+        out = made_up_shakespeare("table1", lambda flags: shakespeare_metrics(6 + 0.1 * flags["seed"]))
+        assert out.count("  fails") == 3 and "  holds" not in out
+    with workplace():
+        words = {"char": 4.8, "bpe": 5.0, "word": 300.0}
+        out = made_up_shakespeare(
+            "table2",
+            lambda flags: (
+                shakespeare_metrics(words[flags["tokenizer"]])
+                | ({"valid_characters": 200} if flags["tokenizer"] == "bpe" else {})
+            ),
+        )
+        assert re.search(r"rotary +bpe .* 0.80 .* 6.84 14.64 303.09 \(16 layers, 2 heads\)\n", out), out
+        assert "share one model" in out and out.count("  holds") == 2
+        assert "fails: byte pairs are worse than characters, per character" in out
+    best = dict(heads=2, layers=16, context=256)
+    distance = lambda flag, flags: abs(math.log(flags[flag] / best[flag]))
+    for figure in ("heads", "layers", "context"):
+        with workplace():
+            value = lambda flags, flag=figure: shakespeare_metrics(5 + distance(flag, flags))
+            out = made_up_shakespeare(figure, value)
+            assert "  holds" in out and "  fails" not in out and "not enough" not in out, out
+
+
+def test_claims_about_scores():
+    def value(falls):
+        return lambda flags: shakespeare_metrics(
+            5, 1 + 0.1 * flags["seed"] if (flags["pe"] == "rotary") == falls else -1, -0.5
+        )
+
+    for falls, said in ((True, "  holds"), (False, "  fails")):
+        with workplace():
+            out = made_up_shakespeare("decay", value(falls))
+            assert out.count(said) == 4 and out.count("  holds") + out.count("  fails") == 4, out
+    metrics = shakespeare_metrics(1) | {"score_by_distance": list(range(64))}
+    assert lm_shakespeare.near(metrics) == np.mean(range(1, 9))
+    assert lm_shakespeare.far(metrics) == np.mean(range(32, 64))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Language model
+# ------------------------------------------------------------------------------------------------------------
+
+WORDS = "the cat sat on a mat and dogs ran far away from old houses while rain fell , then it stopped ."
+WORDS = list(WORDS.split(" "))
+
+
+def lm_lines(seed, count):
+    """Lines as in WikiText: headings, blank ones, paragraphs of 1 to 40 words that repeat some order."""
+    draw = np.random.default_rng(seed)
+    lines = []
+    for n in range(count):
+        start, length = draw.integers(len(WORDS)), draw.integers(1, 41)
+        text = [WORDS[(start + j + (draw.random() < 0.2)) % len(WORDS)] for j in range(length)]
+        lines += [" ", " = Heading = ", " "] * (n % 5 == 0) + [" " + " ".join(text) + " "]
+    return lines
+
+
+def lm_text(folder="data/wikitext-103-raw", **lines):
+    """The three files of a small text, of other lines where given."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for n, split in enumerate(lm_wikitext.SPLITS):
+        content = "\n".join(lines.get(split) or lm_lines(n, 60 if split == "train" else 20)) + "\n"
+        Path(folder, f"wiki.{split}.raw").write_bytes(content.encode())
+
+
+def lm(words):
+    return cli(f"--scale smoke {words}", lm_wikitext.TASK)
+
+
+def lm_args(words=""):
+    return args_of(f"--scale smoke {words}", lm_wikitext.TASK)
+
+
+def lm_data(words=""):
+    """The data of a trial on the text in this working directory."""
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+    args = lm_args(words)
+    code, _, err = captured(lambda: lm_wikitext.prepare(args, trial.Stop()) and None)
+    assert code is None, err
+    return lm_wikitext.WikiText(args, torch.device("cpu"))
+
+
+def lm_pieces():
+    """The learned pieces, read by SentencePiece itself."""
+    from sentencepiece import SentencePieceProcessor
+
+    (path,) = Path().glob("data/*/tokens-*/pieces.model")
+    return SentencePieceProcessor(model_file=str(path))
+
+
+def made_up_split(lengths, vocab, seed=0, most=32):
+    """A Split of paragraphs with so many pieces each, a tenth of them unknown."""
+    draw = np.random.default_rng(seed)
+    tokens = draw.integers(1, vocab, sum(lengths)) * (draw.random(sum(lengths)) > 0.1)
+    ends = np.cumsum([0, *lengths])
+    counts = np.minimum(np.diff(ends) - 1, most)
+    return lm_wikitext.Split(tokens.astype(np.uint16), ends[:-1][counts > 0], counts[counts > 0])
+
+
+def padded_losses(model, split, rows):
+    """(loss of every target, whether it is known), from padded paragraphs, one nn.LSTM or nn.GRU, a mask."""
+    counts = torch.from_numpy(split.counts[rows])
+    pieces = torch.zeros(len(rows), 1 + max(counts), dtype=torch.int64)
+    for b, r in enumerate(rows):
+        n = 1 + split.counts[r]
+        pieces[b, :n] = torch.from_numpy(split.tokens[split.starts[r] :][:n].astype(np.int64))
+    x = model.embedding(pieces[:, :-1])
+    if model.encoding.name == "dup":
+        x = torch.cat([x, x], 2)
+    elif model.encoding.name != "none":
+        x = torch.cat([x, model.encoding(x.shape[1]).expand(len(rows), -1, -1)], 2)
+    plain = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU}[type(model.layer).__name__]
+    layer = plain(model.layer.input_size, model.layer.hidden_size, batch_first=True).double()
+    h = torch.func.functional_call(layer, dict(model.layer.named_parameters()), x)[0]
+    logits, targets = model.readout(h), pieces[:, 1:]
+    losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    real = torch.arange(targets.shape[1]) < counts[:, None]
+    return losses[real], (targets != 0)[real], (logits.argmax(2) == targets)[real]
+
+
+def test_lm_packed_equals_padded():
+    draw = np.random.default_rng(1)
+    torch.manual_seed(1)
+    for engine, model, pe in itertools.product(("torch", "fast"), ("gru", "lstm"), ENCODINGS):
+        lengths = [2, 1, 3, 40, *draw.integers(1, 30, 8)]  # one piece: no target; 2: one; 40: cut at 32
+        split = made_up_split(lengths, 50)
+        built = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args(f"--model {model} --pe {pe} --vocab 50"))
+        built.double()
+        built.fast = engine == "fast"
+        rows = draw.permutation(len(split.starts))
+        batch = lm_wikitext.pack(split, rows, torch.device("cpu"))
+        assert len(batch.inputs) == sum(min(n - 1, 32) for n in lengths), "nothing but real targets"
+        losses, known, right = padded_losses(built, split, rows)
+        wanted = losses[known].mean()
+        gradients = torch.autograd.grad(wanted, list(built.parameters()))
+        loss, accuracy = built.loss_and_accuracy(batch)
+        close(loss.detach(), wanted, 1e-12)
+        assert abs(accuracy - right[known].double().mean()) < 1e-12
+        for p, g, wanted in zip(built.parameters(), torch.autograd.grad(loss, built.parameters()), gradients):
+            close(g, wanted, 1e-9)
+        for size in (1, 5, 100):
+            found = lm_wikitext.perplexities(built, split, size, torch.device("cpu"))
+            close(found, [losses[known].mean().exp().item(), losses.mean().exp().item()], 1e-9)
+
+
+def test_lm_packed_layout_of_the_docstring():
+    split = lm_wikitext.Split(np.array([5, 6, 7, 8, 9, 0, 4], np.uint16), np.array([0, 4]), np.array([3, 2]))
+    batch = lm_wikitext.pack(split, np.array([1, 0]), torch.device("cpu"))
+    assert batch.inputs.tolist() == [5, 9, 6, 0, 7] and batch.targets.tolist() == [6, 0, 7, 4, 8]
+    assert batch.times.tolist() == [0, 0, 1, 1, 2] and batch.sizes.tolist() == [2, 2, 1]
+    close(batch.share(), [0.25, 0, 0.25, 0.25, 0.25], 1e-12)
+
+
+def test_lm_no_target_is_known():
+    split = lm_wikitext.Split(np.array([3, 0, 0], np.uint16), np.array([0]), np.array([2]))
+    model = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args())
+    loss, _ = model.loss_and_accuracy(lm_wikitext.pack(split, np.array([0]), torch.device("cpu")))
+    loss.backward()
+    assert loss == 0 and all((p.grad == 0).all() for p in model.parameters())
+
+
+def test_lm_logits_are_never_whole_and_nothing_waits():
+    split = made_up_split([40] * 8, 3000)
+    model = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args("--vocab 3000"))
+    batch = lm_wikitext.pack(split, np.arange(8), torch.device("cpu"))
+    assert len(batch.inputs) == 256
+    before, common.CHUNK = common.CHUNK, 20 * 3000
+    try:
+        with Watch() as watch:
+            model.loss_and_accuracy(batch)[0].backward()
+        with torch.no_grad(), Watch() as watch_losses:
+            model.losses(batch)
+    finally:
+        common.CHUNK = before
+    assert not watch.waits
+    assert watch.largest <= 64 * 3000 and watch_losses.largest <= 64 * 3000, "of 256 x 3000 logits"
+
+
+def lm_rows(count, batch, seed, iterations):
+    data = object.__new__(lm_wikitext.WikiText)
+    data.splits, data.batch, data.seed = {"train": made_up_split([2] * count, 5)}, batch, seed
+    return [data.training_rows(i).tolist() for i in range(1, iterations + 1)]
+
+
+def test_lm_epochs_are_permutations_without_loss_at_their_borders():
+    for count, batch in ((7, 3), (7, 7), (3, 10), (1, 4), (50, 1)):
+        drawn = list(itertools.chain(*lm_rows(count, batch, 5, 4 * count)))
+        assert len(drawn) == 4 * count * batch
+        epochs = [drawn[n : n + count] for n in range(0, len(drawn), count)]
+        assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert lm_rows(50, 8, 1, 9)[8] == lm_rows(50, 8, 1, 9)[8] != lm_rows(50, 8, 2, 9)[8]
+    epochs = list(itertools.chain(*lm_rows(4, 4, 3, 4800)))
+    assert_uniform([tuple(epochs[n : n + 4]) for n in range(0, len(epochs), 4)], 24)
+
+
+def test_lm_keeps_all_but_headings_and_blank_lines():
+    kept = [" a cat \u2028 sat \x0b on\r a mat ", "= 3 is a sum , no heading", " == twice ="[1:], " the"]
+    train = [*lm_lines(0, 60), *kept, " = Heading = ", "", " ", "\r", " = = Sub = = "]
+    with workplace():
+        lm_text(train=train)
+        for path in Path().glob("data/*/*.raw"):  # as saved on Windows
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+        data = lm_data()
+        pieces, counts = lm_pieces(), data.about["train"]
+        wanted = [pieces.encode(x) for x in train if x.strip() and not x.startswith(" =")]
+        assert [kept[n] in train for n in range(4)] == [True] * 4 and len(wanted) == 64 == counts[
+            "paragraphs"
+        ]
+        assert counts["headings"] == 14 and counts["blank lines"] == 27, counts
+        tokens = data.splits["train"].tokens
+        assert tokens.tolist() == list(itertools.chain(*wanted)) and counts["tokens"] == len(tokens)
+        assert counts["unknown tokens"] == sum(w.count(0) for w in wanted) > 0
+        with_target = [w for w in wanted if len(w) > 1]
+        assert 0 < len(wanted) - len(with_target) == counts["paragraphs without a target"]
+        starts, lengths = data.splits["train"].starts, data.splits["train"].counts
+        for start, length, w in zip(starts, lengths, with_target, strict=True):
+            assert tokens[start : start + length + 1].tolist() == w[:33], "--length 32 targets at most"
+
+
+def test_lm_lines_above_the_default_limit_are_learned_from():
+    """A line of more than 4,192 bytes holds the only words with x."""
+    long = " " + "xyx yxy " * 600
+    with workplace():
+        lm_text(train=[*lm_lines(0, 60), long])
+        data = lm_data()
+        assert "x" in "".join(lm_pieces().id_to_piece(n) for n in range(40))
+        assert data.splits["train"].tokens[-50:].all(), "its pieces are known"
+        assert data.about["train"]["paragraphs"] == 61
+
+
+def test_lm_scores_the_first_1024_targets_of_a_paragraph():
+    with workplace():
+        long = " " + " ".join(WORDS * 60)
+        lm_text(train=[*lm_lines(0, 60), long], test=[long, " the cat"])
+        data = lm_data("--length 1024")
+        test, all_of_it = data.splits["test"], data.about["test"]["tokens"]
+        assert test.counts.max() == 1024 < all_of_it - 100
+        batch = data.training_episode(1)
+        assert len(batch.sizes) <= 1024
+        model = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args("--pe learned --length 1024"))
+        first = lm_wikitext.perplexities(model, test, 4, torch.device("cpu"))
+        changed = np.array(test.tokens)
+        changed[1025 : test.starts[1]] = 7
+        assert first == lm_wikitext.perplexities(model, test._replace(tokens=changed), 4, torch.device("cpu"))
+        changed[1024] = 7
+        assert first != lm_wikitext.perplexities(model, test._replace(tokens=changed), 4, torch.device("cpu"))
+
+
+def test_lm_unigram_by_hand():
+    train, test = made_up_split([9, 30, 1, 4], 6), made_up_split([50, 2, 1], 8, seed=2)
+    counts = Counter(train.tokens.tolist())
+    targets = [int(t) for s, n in zip(test.starts, test.counts) for t in test.tokens[s + 1 : s + n + 1]]
+    logs = [math.log((counts[t] + 1) / (len(train.tokens) + 8)) for t in targets if t]
+    found = lm_wikitext.unigram_perplexity(dict(train=train, test=test), 8)
+    assert len(targets) == 33 > len(logs) and abs(found / math.exp(-sum(logs) / len(logs)) - 1) < 1e-12
+
+
+def test_lm_trial_learns_stops_and_resumes_to_the_bit():
+    words = "--scale smoke --data data --iterations 120 --length 10 --lr 0.03 --save-every 100000"
+    with workplace():
+        lm_text("data")
+        lm_data("--data data --length 10")
+        code, _, err = cli(words, lm_wikitext.TASK)
+        assert code == 0, err
+        (folder,) = Path().glob("runs/lm_wikitext/*/seed0")
+        plain = outcome(folder)
+        result = json.loads((folder / "result.json").read_text())
+        metrics = result["metrics"]
+        assert metrics["test_perplexity"] < metrics["unigram_test_perplexity"] / 2, metrics
+        (about,) = Path().glob("data/tokens-*/about.json")
+        pieces = hashlib.sha256((about.parent / "pieces.model").read_bytes()).hexdigest()
+        assert result["config"]["pieces_sha256"] == pieces
+        assert json.loads((folder / "config.json").read_text())["config"]["pieces_sha256"] == pieces
+        assert metrics["tokens"]["train"] == (about.parent / "train.tokens").stat().st_size / 2
+        shutil.rmtree("runs")
+        for _ in range(2):
+            child = fork(words, task=lm_wikitext.TASK)
+            wait_for(lambda: list(Path().glob("runs/lm_wikitext/*/seed0/config.json")))
+            time.sleep(0.3)
+            os.kill(child, signal.SIGTERM)
+            assert wait(child) in (0, trial.STOPPED)
+        stops = Path("child.log").read_text().count("stopped at iteration")
+        assert stops >= 1, Path("child.log").read_text()
+        assert cli(words, lm_wikitext.TASK)[0] == 0 and outcome(folder) == plain
+
+
+def test_lm_tokens_are_found_again_and_never_stale():
+    with workplace():
+        lm_text()
+        lm_data()
+        (tokens,) = Path().glob("data/*/tokens-*")
+        before = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in tokens.iterdir()}
+        assert lm("--iterations 2")[0] == 0
+        assert before == {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in tokens.iterdir()}
+        text = Path("data/wikitext-103-raw/wiki.train.raw")
+        content = text.read_bytes()
+        text.write_bytes(content[:-9] + b"another\n")  # of the same length
+        for words in ("--iterations 2", "--iterations 2 --pe none"):
+            code, _, err = lm(words)
+            refused = words.endswith("2")
+            assert code == (2 if refused else 0) and err.count("\n") == refused, (words, err)
+            assert not refused or "made with other text: pieces_sha256" in err
+        assert lm("--iterations 2 --overwrite")[0] == 0
+        assert len(list(Path().glob("data/*/tokens-*"))) == 2
+        text.write_bytes(content)
+        shutil.rmtree(tokens)
+        lm_data()
+        assert {p.name: p.read_bytes() for p in tokens.iterdir()} == {n: b for n, (_, b) in before.items()}
+        (tokens / "test.tokens").write_bytes(b"\0\0")
+        code, _, err = lm("--pe dup")
+        assert code == 2 and "is damaged, remove it: test has 1 tokens" in err and err.count("\n") == 1, err
+
+
+def test_lm_bad_input_is_refused_in_one_line_and_creates_nothing():
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+
+    def text(**lines):
+        shutil.rmtree("data", ignore_errors=True)
+        lm_text(**lines)
+        return Path("data/wikitext-103-raw")
+
+    wrong = [
+        (
+            "--data elsewhere",
+            lambda: None,
+            "has no wiki.train.raw, wiki.valid.raw, wiki.test.raw (--download",
+        ),
+        ("", lambda: (text() / "wiki.valid.raw").unlink(), "has no wiki.valid.raw (--download"),
+        ("", lambda: (text() / "wiki.test.raw").write_bytes(b""), "wiki.test.raw has no paragraph: 0 lines"),
+        ("", lambda: text(train=[" = A = ", "", " "]), "wiki.train.raw has no paragraph: 3 lines"),
+        ("", lambda: (text() / "wiki.valid.raw").write_bytes(b"a\nb c\xff\n"), "not UTF-8: line 2, byte 4"),
+        ("--vocab 5000", text, "wiki.train.raw supports"),
+        ("--vocab 5", text, "wiki.train.raw needs"),
+        ("--vocab 65537", text, "65536 is the limit"),
+        ("--model s4d", text, "use gru or lstm"),
+        ("--held-out 5", text, "unrecognized arguments"),
+    ]
+    for words, spoil, expected in wrong:
+        with workplace() as folder:
+            spoil()
+            before = sorted(folder.rglob("*"))
+            code, _, err = lm(words)
+            assert code == 2 and err.count("\n") == 1 and expected in err, (words, err)
+            assert sorted(folder.rglob("*")) == before, words
+    with workplace():
+        text()
+        lm_data()
+        one = next(word for word in WORDS if len(lm_pieces().encode(word)) == 1)
+        text(valid=[one, " " + one])
+        code, _, err = lm("")
+        assert code == 2 and "no paragraph of valid has two pieces" in err, err
+
+
+def test_lm_without_sentencepiece():
+    """One line where there are no tokens; nothing needs it where there are."""
+    with workplace() as folder:
+        lm_text()
+        before, there = sys.modules.get("sentencepiece"), importlib.util.find_spec("sentencepiece")
+        try:
+            if there:
+                lm_data()
+                sys.modules["sentencepiece"] = None  # as if not installed
+                assert lm("--iterations 2")[0] == 0
+                shutil.rmtree("runs")
+                (tokens,) = folder.glob("data/*/tokens-*")
+                shutil.rmtree(tokens)
+            code, _, err = lm("")
+        finally:
+            sys.modules.pop("sentencepiece", None)
+            if before:
+                sys.modules["sentencepiece"] = before
+        assert code == 2 and err.count("\n") == 1 and "pip install sentencepiece" in err, err
+        assert not (folder / "runs").exists()
+
+
+def test_lm_one_process_tokenises_and_the_others_wait():
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+    with workplace() as folder:
+        lm_text()
+        (text,) = folder.glob("data/*")
+        name = lm_wikitext.token_folders(lm_wikitext.find_text(text), lm_args())[0].name
+        (text / f".{name}.tmp").mkdir()  # of a process that was killed
+        (text / f".{name}.tmp" / "half").touch()
+        command = [sys.executable, HERE / "lm_wikitext.py", "--scale", "smoke", "--iterations", "2"]
+        with open("log", "w") as log, open(text / f".{name}.lock", "w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            children = [
+                subprocess.Popen([*command, "--seed", str(n)], stdout=log, stderr=log) for n in range(3)
+            ]
+            wait_for(lambda: Path("log").read_text().count("waiting for the process") == 3)
+            children[0].send_signal(signal.SIGUSR1)
+            assert children[0].wait() == trial.STOPPED
+        assert [child.wait(30) for child in children[1:]] == [0, 0], Path("log").read_text()
+        assert Path("log").read_text().count("learning 40 pieces") == 1
+        assert sorted(p.name for p in text.iterdir() if not p.name.startswith("wiki.")) == [name]
+
+
+def test_lm_read_only_text():
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+    with workplace() as folder:
+        lm_text()
+        (text,) = folder.glob("data/*")
+        name = lm_wikitext.token_folders(lm_wikitext.find_text(text), lm_args())[0].name
+        (text / f".{name}.lock").mkdir()  # root writes to read-only folders: let opening the lock fail
+        assert lm("--iterations 2")[0] == 0
+        assert (folder / "runs" / "lm_wikitext" / name / "about.json").exists()
+        assert len(list(text.iterdir())) == 4
+        code, out, _ = lm("--iterations 2 --pe none")
+        assert code == 0 and "learning" not in out
+
+
+class Archive(http.server.BaseHTTPRequestHandler):
+    """Serves `content`: its first answer breaks off after `breaks` bytes; ranges where `ranges`."""
+
+    content, breaks, ranges, asked = b"", None, True, []
+
+    def do_GET(self):
+        self.asked.append(self.headers["Range"])
+        if "python" in self.headers["User-Agent"].lower():
+            return self.send_error(403)
+        start = int((self.headers["Range"] or "bytes=0-")[6:-1]) if self.ranges else 0
+        if start >= len(self.content):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        end, Archive.breaks = self.breaks, None
+        self.wfile.write(self.content[start:end])
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def archive_server(**how):
+    for name, value in (dict(content=b"", breaks=None, ranges=True, asked=[]) | how).items():
+        setattr(Archive, name, value)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Archive)
+    thread = threading.Thread(target=server.serve_forever, kwargs=dict(poll_interval=0.01))
+    thread.start()
+    before, port = lm_wikitext.ADDRESSES, server.server_address[1]
+    lm_wikitext.ADDRESSES = ["http://127.0.0.1:1/nobody.zip", f"http://localhost:{port}/a.zip"]
+    try:
+        yield
+    finally:
+        lm_wikitext.ADDRESSES = before
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def lm_archive(**changed):
+    """A zip as that of WikiText-103 raw, about 100 kB."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as file:
+        for n, split in enumerate(lm_wikitext.SPLITS):
+            content = changed.get(split, "\n".join(lm_lines(n, 500)))
+            file.writestr(f"wikitext-103-raw/wiki.{split}.raw", content)
+    return packed.getvalue()
+
+
+def test_lm_download():
+    content = lm_archive()
+    for ranges in (True, False):
+        with workplace(), archive_server(content=content, breaks=50_000, ranges=ranges):
+            code, _, err = lm("--download --data d")
+            assert code == 2 and "of " in err and "the same command continues" in err, err
+            (part,) = Path("d").glob("*.part")
+            assert part.read_bytes() == content[: part.stat().st_size] and part.stat().st_size > 10_000
+            have = part.stat().st_size
+            code, out, err = lm("--download --data d")
+            assert code == 0 and hashlib.sha256(content).hexdigest() in out and f"{len(content)} bytes" in out
+            assert Archive.asked == [None, f"bytes={have}-"]
+            archive = Path("d", lm_wikitext.ARCHIVE)
+            names = {archive.name, f"{archive.name}.sha256", *(f"wiki.{s}.raw" for s in lm_wikitext.SPLITS)}
+            assert {p.name for p in Path("d").iterdir()} == names and archive.read_bytes() == content
+            assert Path("d/wiki.train.raw").read_text() == "\n".join(lm_lines(0, 500))
+            Path("d/wiki.test.raw").unlink()
+            assert lm("--download --data d")[0] == 0 and Path("d/wiki.test.raw").exists()
+            assert len(Archive.asked) == 2, "the archive was there"
+            archive.write_bytes(content[:-1] + b"x")
+            code, _, err = lm("--download --data d")
+            assert code == 2 and err.count("\n") == 1 and "is not what was downloaded" in err, err
+
+
+def test_lm_download_of_something_else():
+    whole = lm_archive()
+    spoiled = whole.replace(b"the cat", b"The cat", 1)  # a wrong checksum inside
+    for content, expected in ((b"<html>", "File is not a zip"), (spoiled, "CRC-32"), (b"", "no download")):
+        with workplace(), archive_server(content=content):
+            code, _, err = lm("--download --data d")
+            assert code == 2 and err.count("\n") == 1 and expected in err, err
+            assert not list(Path("d").glob("*.zip")) and not list(Path("d").glob("wiki.train.raw*"))
+    with workplace(), archive_server(content=whole):
+        Path("d").mkdir()
+        Path("d", f"{lm_wikitext.ARCHIVE}.localhost.part").write_bytes(whole + b"more than there is")
+        assert lm("--download --data d")[0] == 0, "a part that cannot be continued is discarded"
+
+
+def lm_made_up(scale, value, loss):
+    _, args, given = trial.parse(lm_wikitext.TASK, ["--scale", scale])
+    for flags, _, chosen in trial.grid(lm_wikitext.TASK, args, given, "table1"):
+        folder = trial.trial_folder(lm_wikitext.TASK, chosen)
+        folder.mkdir(parents=True)
+        metrics = {
+            f"{s}_perplexity{u}": value(flags) for s in ("valid", "test") for u in ("", "_with_unknown")
+        }
+        trial.write_json(folder / "result.json", {"metrics": metrics | {"unigram_test_perplexity": 900}})
+        rows = [f"{i},{loss(flags, i)!r},0.1,0.001,{i}" for i in range(100, 3100, 100)]
+        (folder / "curve.csv").write_text("\n".join(["iteration,loss,accuracy,learning_rate,seconds", *rows]))
+
+
+def test_lm_report():
+    def value(flags):
+        return 40.0 + flags["seed"] + (0 if flags["pe"] == "none" else 3.5)
+
+    def loss(flags, i):
+        return 9 - i / 1000 - (0.5 if flags["pe"] == "sin" and i <= 1000 else 0)
+
+    with workplace() as folder:
+        lm_made_up("paper", value, loss)
+        code, out, err = cli("--report", lm_wikitext.TASK)
+        assert code == 0 and out.count("10 of 10 trials finished") == 2, err
+        found, paper = "40.0000 +42.0000 +44.0000", "36.8257 +37.7731 +38.9166"
+        assert re.search(f"lstm +none +32768 +{found} +5 +40.0000 .* 44.0000 +{paper}", out), out
+        assert re.search("lstm +sin +32768 +43.5000 +45.5000 +47.5000 .* 38.0685 +38.5384 +38.8937", out), out
+        assert "holds: the encoding does not lower the test perplexity: 42.0000 (n=5) against 45.5000" in out
+        early = [math.exp(np.mean([9 - i / 1000 - cut for i in range(100, 1001, 100)])) for cut in (0, 0.5)]
+        assert f"holds: the encoding lowers the training perplexity at first: {early[0]:.4f} (n=5)" in out, (
+            out
+        )
+        assert f"against {early[1]:.4f}" in out
+        if importlib.util.find_spec("matplotlib"):
+            assert (folder / "figures" / "lm_wikitext-fig15.png").stat().st_size > 5000
+        next(folder.glob("runs/*/*none*/seed3/curve.csv")).unlink()
+        _, out, _ = cli("--report fig15", lm_wikitext.TASK)
+        assert "9 of 10 trials finished" in out
+    with workplace():
+        lm_made_up("quick", lambda flags: 50.0 - (flags["pe"] == "sin"), lambda flags, i: 5.0)
+        _, out, _ = cli("--scale quick --report", lm_wikitext.TASK)
+        assert "paper's" not in out and "36.8257" not in out
+        assert out.count("fails: ") == 2, out
+
+
+def test_lm_smoke_scale_end_to_end():
+    with workplace() as folder:
+        lm_text()
+        lm_data()
+        code, out, err = lm("--all")
+        assert code == 0 and out.count("2 of 2 trials finished") == 2, err
+        assert len(list(folder.glob("runs/lm_wikitext/lstm-*-K40-L32-*/seed0/result.json"))) == 2
+        for model, pe in itertools.product(("gru", "lstm"), ENCODINGS):
+            code, _, err = lm(f"--model {model} --pe {pe} --iterations 2")
+            assert code == 0, err
+        assert lm("--combine add --iterations 2")[0] == 0
+        _, args, _ = trial.parse(lm_wikitext.TASK, [])
+        trial.complete(lm_wikitext.TASK, args)
+        wanted = dict(
+            model="lstm", pe="sin", vocab=32768, length=1024, batch=512, iterations=30_000, hidden=512
+        )
+        assert wanted.items() <= vars(args).items()
+        name = "runs/lm_wikitext/lstm-sin-K32768-L1024/seed0"
+        assert str(trial.trial_folder(lm_wikitext.TASK, args)) == name
+        assert len(cli("--list table1", lm_wikitext.TASK)[1].splitlines()) == 10
+
+
+# ------------------------------------------------------------------------------------------------------------
 # The README
 # ------------------------------------------------------------------------------------------------------------
 
@@ -1870,17 +3322,19 @@ def readme_reports():
 
 def test_readme_tables_are_those_of_the_committed_results():
     assert readme_reports()
-    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, *LANGUAGE_MODELS)}
     for command, printed in readme_reports():
         _, script, *words = shlex.split(command)
         with workplace():
             os.symlink(HERE / "results", "results")
             if script == "stability.py":
                 code, out, err = stability_command(*words)
+            elif script == "bench.py":
+                code, out, err = captured(lambda words=words: bench.main(words))
             else:
                 code, out, err = cli(shlex.join(words), tasks[script])
-        lines = [x for x in out.strip().splitlines() if "drawn" not in x]
-        assert code == 0 and lines == printed.strip().splitlines(), (command, out, err)
+        lines = [x for x in out.splitlines() if "drawn" not in x]
+        assert code == 0 and "\n".join(lines).strip() == printed.strip(), (command, out, err)
 
 
 def test_readme_summary_repeats_every_verdict():
@@ -1888,6 +3342,8 @@ def test_readme_summary_repeats_every_verdict():
     verdict, printed = "holds|fails|not enough trials", set()
     for command, block in readme_reports():
         _, script, *words = shlex.split(command)
+        if "--report" not in words:
+            continue
         task = importlib.import_module(script.removesuffix(".py")).TASK
         _, args, given = trial.parse(task, (["--dual-freq"] if task is stability.TASK else []) + words)
         trials = trial.grid(task, args, given, args.report)
@@ -1904,11 +3360,16 @@ def test_readme_summary_repeats_every_verdict():
 def test_readme_commands_run():
     commands = readme_commands()
     assert len(commands) >= 10
-    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS)}
-    with workplace():
+    tasks = {f"{script.TASK.name}.py": script.TASK for script in (reverse, *SCRIPTS, *LANGUAGE_MODELS)}
+    skipped = {"test_all.py", "bench.py"}
+    if not importlib.util.find_spec("sentencepiece"):
+        skipped.add("lm_wikitext.py")
+    with library():
+        lm_text()
+        lm_text("data/wikitext2")
         for command in dict.fromkeys(commands):
             _, script, *words = shlex.split(command)
-            if script == "test_all.py":
+            if script in skipped:
                 continue
             if "--scale" in words:
                 words[words.index("--scale") + 1] = "smoke"

@@ -47,6 +47,10 @@ def recurrent_model(task, args):
     return common.Model(args.model, args.pe, *sizes, args.combine, task.unencoded(args))
 
 
+def warm_up_and_cosine(args, i):
+    return common.learning_rate(i, args.lr, args.warmup, args.iterations)
+
+
 @dataclasses.dataclass(eq=False)  # compared and cached by identity
 class Task:
     name: str  # the first folder under --out, and the script's name
@@ -62,8 +66,14 @@ class Task:
     unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
     graph: bool = True  # training_episode(i) takes i as a tensor too and never waits for the device
     model: Callable = recurrent_model  # model(task, args) -> a module with loss_and_accuracy(episode)
+    rate: Callable = warm_up_and_cosine  # rate(args, i) -> learning rate of iteration i = 1..N
+    named: dict = dataclasses.field(default_factory=lambda: NAMED)  # flags that begin every folder's name
     folder: str = ""  # under --out, where it is another task's: stability.py reads the trials of reverse.py
     run: Callable | None = None  # what is done with one trial, where that is not `run` below
+    without: tuple = ()  # shared flags that mean nothing to this task, such as "--held-out": it has none
+
+
+NAMED = {"model": "", "pe": "", "vocab": "K", "length": "L"}  # flag -> what stands before its value
 
 
 def cross(**flags):
@@ -81,7 +91,12 @@ SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_eve
 # What cannot change a result beyond rounding, or chooses what to do. Every other flag names the folder.
 PLUMBING = {"device", "out", "save_every", "snapshot_every", "log_every", "overwrite"}
 PLUMBING |= {"engine", "no_graph", "deterministic", "scale", "list", "all", "report"}
+PLUMBING |= {"data", "download", "prepare"}  # of the language models: where the text is
+PLUMBING |= {"search", "sample"}  # of lm_shakespeare.py
 PLUMBING |= {"pairs", "target", "memory", "trial", "train"}  # of stability.py, about trials that exist
+# Not flags: hashes of the files a trial reads, set by the task's `run`. Recorded and compared like the flags,
+# they name no folder, so that --report needs no text.
+FINGERPRINTS = {"text_sha256", "pieces_sha256"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -123,7 +138,7 @@ NOT_NEGATIVE = number(float, "a finite number of at least 0", lambda x: x >= 0)
 FRACTION = number(float, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
-ENGINE = "recurrence.py's sweeps or torch.nn's; auto: torch on a CPU below hidden 256, else fast (auto)"
+ENGINE = "fast: recurrence.py; auto: torch.nn on a CPU below hidden 256 or batch 32, else fast (auto)"
 PRECISION = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
 
 
@@ -135,7 +150,11 @@ def make_parser(task):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    flag = parser.add_argument_group("model").add_argument
+
+    def adder(group):
+        return lambda name, **how: name in task.without or group.add_argument(name, **how)
+
+    flag = adder(parser.add_argument_group("model"))
     flag("--model", choices=list(common.LAYERS), default="lstm", help="the layer (lstm)")
     flag("--pe", choices=common.ENCODINGS, default="sin", help="encoding of the time step (sin)")
     flag("--combine", choices=["concat", "add"], default="concat", help="encoding with embedding (concat)")
@@ -143,35 +162,40 @@ def make_parser(task):
     flag("--embed", type=COUNT, default=512, help="size of the embedding, and of the encoding (512)")
 
     group = parser.add_argument_group("data")
-    flag = group.add_argument
+    flag = adder(group)
     flag("--vocab", type=VOCAB, default=16384, help="number of different integers, K (%(default)s)")
     flag("--length", type=COUNT, default=64, help="integers in the input, L (%(default)s)")
     flag("--held-out", type=COUNT, help="test sequences, never trained on (1024)")
     flag("--seed", type=seeds, default=0, help="draws weights, data and held-out set; 0-4: five trials (0)")
     task.add_flags(group)
 
-    flag = parser.add_argument_group("training (Adam; the defaults are the paper's)").add_argument
+    flag = adder(parser.add_argument_group("training (Adam; the defaults are the paper's)"))
     flag("--iterations", type=COUNT, default=300_000, help="batches to train on (%(default)s)")
-    flag("--batch", type=COUNT, default=512, help="sequences per iteration (512)")
-    flag("--lr", type=POSITIVE, default=1e-3, help="peak of the learning rate (0.001)")
-    flag("--warmup", type=NATURAL, help="iterations of linear warm-up (1000, or iterations/10 if less)")
+    flag("--batch", type=COUNT, default=512, help="sequences per iteration (%(default)s)")
+    flag("--lr", type=POSITIVE, default=1e-3, help="peak of the learning rate (%(default)s)")
+    flag("--warmup", type=NATURAL, help="iterations of linear warm-up (1000 or, if less, iterations/10)")
     flag("--beta2", type=FRACTION, default=0.999, help="Adam's second decay; released code: 0.98 (0.999)")
     flag("--eps", type=NOT_NEGATIVE, default=1e-8, help="Adam's epsilon; released code: 1e-9 (1e-8)")
-    flag("--clip", type=NOT_NEGATIVE, default=1.0, help="largest gradient norm, 0: any; released code's (1)")
+    flag(
+        "--clip",
+        type=NOT_NEGATIVE,
+        default=1.0,
+        help="largest gradient norm, 0: any (%(default)s; the paper is silent)",
+    )
 
-    flag = parser.add_argument_group("this run (changes no result but for bf16)").add_argument
+    flag = adder(parser.add_argument_group("this run (changes no result but for bf16)"))
     flag("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there (auto)")
     flag("--engine", choices=["auto", "fast", "torch"], default="auto", help=ENGINE)
     flag("--precision", choices=["fp32", "tf32", "bf16"], help=PRECISION)
     flag("--no-graph", action="store_true", help="on CUDA: no graph of the iteration, to debug")
     flag("--deterministic", action="store_true", help="on CUDA: the same bits every time, slower")
     flag("--out", default="runs", help="folder of all trials (runs)")
-    flag("--save-every", type=COUNT, default=5000, help="iterations between checkpoints (5000)")
+    flag("--save-every", type=COUNT, default=5000, help="iterations between checkpoints (%(default)s)")
     flag("--snapshot-every", type=NATURAL, help="iterations between kept weights, 0: none")
-    flag("--log-every", type=COUNT, default=100, help="iterations per row of curve.csv (100)")
+    flag("--log-every", type=COUNT, default=100, help="iterations per row of curve.csv (%(default)s)")
     flag("--overwrite", action="store_true", help="delete the trial's folder and start anew")
 
-    flag = parser.add_argument_group("many trials").add_argument
+    flag = adder(parser.add_argument_group("many trials"))
     flag("--scale", choices=list(task.scales), default="paper", help="set of defaults and grids (paper)")
     figures = ", ".join(task.figures)
     flag("--list", nargs="?", const="", metavar="FIGURE", help=f"print a command per trial: {figures}")
@@ -199,15 +223,15 @@ def derived_defaults(task, args):
 def complete(task, args):
     """Fill the defaults that depend on other flags, and refuse what does not fit together."""
     for flag, value in derived_defaults(task, args).items():
-        if getattr(args, flag) is None:
+        if getattr(args, flag, value) is None:
             setattr(args, flag, value)
-    if args.warmup > args.iterations:
+    if "warmup" in args and args.warmup > args.iterations:
         raise Refused(f"--warmup {args.warmup} is above --iterations {args.iterations}")
-    if args.pe == "sin" and args.embed % 2:
-        raise Refused(f"--pe sin needs an even --embed (sine and cosine pairs), got {args.embed}")
     if "\n" in args.out:
         raise Refused("--out with a line break: --list prints a line per trial")
-    if args.combine == "add" and args.pe in ("none", "dup"):
+    if "embed" in args and args.pe == "sin" and args.embed % 2:
+        raise Refused(f"--pe sin needs an even --embed (sine and cosine pairs), got {args.embed}")
+    if "combine" in args and args.combine == "add" and args.pe in ("none", "dup"):
         raise Refused(
             f"--combine add needs an encoding to add; --pe {args.pe} has none (use sin, random, learned)"
         )
@@ -231,12 +255,15 @@ def science(args):
 
 
 def trial_folder(task, args):
-    """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, for completed args."""
+    """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, for completed args.
+
+    What stands in the place of MODEL-PE-K..-L.. is the task's: `Task.named`.
+    """
     usual = paper_defaults(task) | derived_defaults(task, args)
-    named = ("model", "pe", "vocab", "length", "seed")
+    named = {"seed", *task.named} | FINGERPRINTS
     other = {k: v for k, v in science(args).items() if k not in named and v != usual[k]}
     words = [k.replace("_", "-") + ("" if v is True else f"={v}") for k, v in other.items()]
-    name = "-".join([args.model, args.pe, f"K{args.vocab}", f"L{args.length}", *words])
+    name = "-".join([*(f"{before}{getattr(args, k)}" for k, before in task.named.items()), *words])
     return Path(args.out) / (task.folder or task.name) / name / f"seed{args.seed}"
 
 
@@ -253,8 +280,9 @@ def choose_device(args):
 
 def choose_engine(task, args, device):
     """How this trial computes, from its flags and the device alone: the same after every resume."""
-    cuda = device.type == "cuda"
-    fast = args.engine == "fast" or args.engine == "auto" and (cuda or args.hidden >= 256)
+    cuda, engine = device.type == "cuda", getattr(args, "engine", "torch")
+    large = engine == "auto" and (cuda or args.hidden >= 256 and args.batch >= 32)
+    fast = engine == "fast" or large
     long = cuda or args.iterations >= 1000  # compiling takes seconds
     return {
         "engine": "fast" if fast else "torch",
@@ -348,6 +376,7 @@ class State:
         torch.manual_seed(args.seed)
         self.model, self.how = task.model(task, args).to(device), choose_engine(task, args, device)
         self.model.fast, self.model.compiled = self.how["engine"] == "fast", self.how["compiled"]
+        self.schedule = functools.partial(task.rate, args)
         self.rate = torch.zeros((), device=device)  # a tensor, so that a CUDA graph reads it anew
         adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True, capturable=device.type == "cuda")
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.rate, **adam)
@@ -461,7 +490,7 @@ def train(state, data, args, folder):
     started = time.perf_counter() - state.seconds
     while state.iteration < args.iterations:
         i = state.iteration + 1
-        rate = common.learning_rate(i, args.lr, args.warmup, args.iterations)
+        rate = state.schedule(i)
         state.rate.fill_(rate)
         step() if step else iteration(state, data, args, i)
         state.iteration, state.seconds = i, time.perf_counter() - started
@@ -541,7 +570,8 @@ def show_metrics(metrics):
     """The metrics in plain words; of those by condition or length, the mean of each."""
     for name, value in metrics.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
-        numbers = "".join(f" {part} {np.mean(x):.4f}".replace("  ", " ") for part, x in parts)
+        texts = [(part, f"{x:,}" if isinstance(x, int) else f"{np.mean(x):.4f}") for part, x in parts]
+        numbers = "".join(f" {part} {text}".replace("  ", " ") for part, text in texts)
         say(f"{name.replace('_', ' ')}:{numbers}")
 
 
@@ -560,8 +590,10 @@ def refuse_other_flags(folder, args):
         return  # none yet, or torn: the folder's name vouches for it
     differ = [k for k in sorted(before | now) if before.get(k) != now.get(k)]
     if differ:
-        what = ", ".join(f"--{k.replace('_', '-')} {before.get(k)} there, {now.get(k)} here" for k in differ)
-        raise Refused(f"{folder} was made with other flags: {what} (--overwrite starts anew)")
+        names = [k if k in FINGERPRINTS else f"--{k.replace('_', '-')}" for k in differ]
+        what = ", ".join(f"{n} {before.get(k)} there, {now.get(k)} here" for n, k in zip(names, differ))
+        kind = "text" if set(differ) & FINGERPRINTS else "flags"
+        raise Refused(f"{folder} was made with other {kind}: {what} (--overwrite starts anew)")
 
 
 def finished(folder):
@@ -603,7 +635,7 @@ def stop_signals():
 
 
 def live(task, args, words, stop, alone=True):
-    """One trial with completed args, from where it is to result.json; yields after iterations -> exit code."""
+    """One trial with completed args, from where it is to result.json; yields every iteration -> exit code."""
     folder = trial_folder(task, args)
     if not args.overwrite:
         refuse_other_flags(folder, args)
@@ -706,9 +738,7 @@ class Progress:
         done, seconds = self.state.iteration - self.start[0], self.state.seconds - self.start[1]
         speed = done / seconds
         left = datetime.timedelta(seconds=round((self.args.iterations - row[0]) / speed))
-        text = (
-            f"{self.label}iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
-        )
+        text = f"iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
         say(f"{before}{self.label}{text}  {speed:.1f} it/s  {left} left", end=after)
 
 
@@ -753,10 +783,8 @@ def attempt(task, action):
     return 1
 
 
-def together(task, trials, stop):
+def train_together(task, trials, stop):
     """Advance trials in turn, on CUDA each on a stream of its own -> their exit codes."""
-    if task.run:
-        return [attempt(task, functools.partial(task.run, task, a, words, stop)) for _, words, a in trials]
     running, codes = {}, []
     for _, words, args in trials:
         stream = torch.cuda.Stream() if choose_device(args).type == "cuda" else None
@@ -772,8 +800,15 @@ def together(task, trials, stop):
 
 
 def run(task, args, words, stop):
-    """One trial -> its exit code."""
-    return together(task, [({}, words, args)], stop)[0]
+    """Train one trial -> its exit code."""
+    return train_together(task, [({}, words, args)], stop)[0]
+
+
+def together(task, trials, stop):
+    """What the task does with trials, by default training -> their exit codes."""
+    if task.run is None:
+        return train_together(task, trials, stop)
+    return [attempt(task, functools.partial(task.run, task, args, words, stop)) for _, words, args in trials]
 
 
 def groups(trials, given):
@@ -836,7 +871,7 @@ def main(task, report, argv=None):
             choose_device(args)
             words = sys.argv[1:] if argv is None else argv
             if not isinstance(args.seed, range):
-                return run(task, args, words, stop)
+                return together(task, [({}, words, args)], stop)[0]
             each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
             return run_all(task, groups([({}, words, one) for one in each], given), stop)
     except Refused as error:
