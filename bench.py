@@ -16,6 +16,8 @@ Memory is what a step needs beside what was there before it was built.
 """
 
 import argparse
+import contextlib
+import ctypes
 import itertools
 import json
 import statistics
@@ -121,6 +123,8 @@ def reset_peak(device):
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     elif sys.platform == "linux":
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # glibc's: what was freed before must not hide what is needed
         Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory
 
 

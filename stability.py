@@ -25,7 +25,6 @@ import json
 import math
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,24 +80,15 @@ def stability(model, a, b, target, memory=4.0):
     """
     layer, H = model.layer, model.readout.in_features
     if isinstance(layer, common.S4D):
-        similarity, project, floats = s4d_similarity, layer.project, 100 * H
+        similarity, floats = s4d_similarity, 100 * H
     else:
         similarity = recurrent_similarity
-        project = partial(F.linear, weight=layer.weight_ih_l0, bias=layer.bias_ih_l0)
         floats = 2 * (6 * H**2 + 14 * H * a.shape[1])  # of two sequences: matrices, and vectors of each step
     pairs = max(1, int(memory * 2**30 / (floats * model.readout.weight.element_size())))
-    read = reader(model, project, a.shape[1])
+    by_integer, by_step = model.input_products(model.embedding.weight, a.shape[1])  # (K+1, G), (T, G)
+    read = lambda rows, step: by_integer[rows[:, step]] + by_step[step]
     chunks = [similarity(layer, read, torch.cat(ab), target) for ab in zip(a.split(pairs), b.split(pairs))]
     return torch.cat(chunks)
-
-
-def reader(model, project, time):
-    """-> read(rows, step), (S, G): the layer's input product, a row for the integer plus one for the step."""
-    integers = torch.arange(model.embedding.num_embeddings, device=model.embedding.weight.device)
-    by_integer = project(model.represent(integers[:, None]))[0]  # (K+1, G) at the first step
-    by_step = project(model.represent(integers[:1].expand(1, time)))[:, 0]  # (T, G) of integer 0
-    by_step = by_step - by_step[:1]
-    return lambda rows, step: by_integer[rows[:, step]] + by_step[step]
 
 
 def weighted_cosine(ab, aa, bb):
@@ -146,17 +136,18 @@ def rescale(*parts):
 
 def gru_jacobian(layer, read, rows, target):
     """-> [d h_out / d h_t], (S, D, H)."""
-    weights = layer.weight_hh_l0.chunk(3)
+    weights, bias_n = layer.weight_hh_l0.chunk(3), layer.bias_hh_l0[-layer.hidden_size :]
     h = layer.weight_hh_l0.new_zeros(len(rows), layer.hidden_size)
     steps = []
     for step in range(rows.shape[1]):
-        from_h = F.linear(h, layer.weight_hh_l0, layer.bias_hh_l0).chunk(3, 1)
+        from_h = F.linear(h, layer.weight_hh_l0).chunk(3, 1)
         r, z, n = read(rows, step).chunk(3, 1)
         r, z = (r + from_h[0]).sigmoid(), (z + from_h[1]).sigmoid()
-        n = (n + r * from_h[2]).tanh()
+        q = from_h[2] + bias_n
+        n = (n + r * q).tanh()
         if step >= target:
             to_n = (1 - z) * (1 - n * n)
-            steps.append(((to_n * from_h[2] * r * (1 - r), (h - n) * z * (1 - z), to_n * r), z))
+            steps.append(((to_n * q * r * (1 - r), (h - n) * z * (1 - z), to_n * r), z))
         h = (1 - z) * n + z * h
 
     J = torch.eye(layer.hidden_size).to(h).repeat(len(h), 1, 1)  # (S, D, H)
@@ -175,7 +166,7 @@ def lstm_jacobian(layer, read, rows, target):
     h = c = layer.weight_hh_l0.new_zeros(len(rows), layer.hidden_size)
     steps = []
     for step in range(rows.shape[1]):
-        gates = read(rows, step) + F.linear(h, layer.weight_hh_l0, layer.bias_hh_l0)
+        gates = read(rows, step) + F.linear(h, layer.weight_hh_l0)
         i, f, g, o = gates.chunk(4, 1)
         i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
         c_before, c = c, f * c + i * g
