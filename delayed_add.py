@@ -60,7 +60,7 @@ SCALES = {
 }
 GRIDS = {
     "paper": {"fig7": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088], seed=SEEDS)},
-    "quick": {"fig7": cross(model="lstm", pe=BOTH, vocab=32, seed=range(3))},
+    "quick": {"fig7": cross(model="lstm", pe=BOTH, vocab=32, seed=SEEDS)},
     "smoke": {"fig7": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1))},
 }
 FIGURES = {"fig7": Figure("Reverse ordering + delayed addition", ACCURACY, "vocab")}

@@ -93,7 +93,7 @@ SCALES = {
 }
 GRIDS = {
     "paper": {"fig10": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024], seed=SEEDS)},
-    "quick": {"fig10": cross(model="lstm", pe=BOTH, vocab=64, seed=range(3))},
+    "quick": {"fig10": cross(model="lstm", pe=BOTH, vocab=64, seed=SEEDS)},
     "smoke": {"fig10": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1))},
 }
 

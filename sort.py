@@ -81,8 +81,8 @@ GRIDS = {
         "fig12": cross(model="lstm", pe=WITH_DUP, vocab=16384, seed=SEEDS),
     },
     "quick": {
-        "fig8": cross(model="lstm", pe=BOTH, vocab=128, seed=range(3)),
-        "fig12": cross(model="lstm", pe=WITH_DUP, vocab=128, seed=range(3)),
+        "fig8": cross(model="lstm", pe=BOTH, vocab=128, seed=SEEDS),
+        "fig12": cross(model="lstm", pe=WITH_DUP, vocab=128, seed=SEEDS),
     },
     "smoke": {
         "fig8": cross(model=["gru", "lstm"], pe=BOTH, vocab=[8, 16], seed=range(1)),

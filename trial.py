@@ -197,7 +197,7 @@ def make_parser(task):
 
     flag = adder(parser.add_argument_group("many trials"))
     flag("--scale", choices=list(task.scales), default="paper", help="set of defaults and grids (paper)")
-    figures = ", ".join(task.grids["paper"])
+    figures = ", ".join(task.figures)
     flag("--list", nargs="?", const="", metavar="FIGURE", help=f"print a command per trial: {figures}")
     flag("--all", nargs="?", const="", metavar="FIGURE", help="run its trials in turn, then report")
     flag("--report", nargs="?", const="", metavar="FIGURE", help="tables, figures, claims of trials on disk")
