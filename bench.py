@@ -12,19 +12,18 @@ one process and have done four steps before; times are medians. `of limit` is th
 operations need at the device's measured rate of products, as a share of the step's time. Necessary are the
 products of the recurrence (or of S4D's Toeplitz matrices and mixing), of the readout at answered steps, and
 of the input weights with every integer that occurs and every step; each once forward, twice backward.
-Memory is what a step needs beside what was there before it was built.
+Memory is the peak of a process that takes four such steps, on CUDA that of its allocations.
 """
 
 import argparse
-import contextlib
-import ctypes
 import itertools
 import json
 import statistics
-import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -119,23 +118,13 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
-def reset_peak(device):
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    elif sys.platform == "linux":
-        with contextlib.suppress(AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)  # glibc's: what was freed before must not hide what is needed
-        Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory
-
-
-def peak(device):
-    """Bytes since reset_peak: of the card's allocations, or of the whole process; None where unknown."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    if sys.platform == "linux":
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
-    return None
+def memory(name, variant, flags):
+    """Bytes: the peak of a process of its own, on a CPU, that takes four such steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        step, setting = build(name, variant, flags, torch.device("cpu"), Path(folder))
+        setting()
+        seconds(step, 4, torch.device("cpu"))
+    return trial.peak_memory(torch.device("cpu"))
 
 
 def seconds(step, each, device):
@@ -165,6 +154,7 @@ def product_rate(device, repeats=5):
     """Operations per second of a large product, in the suite's default precision."""
     size = 8192 if device.type == "cuda" else 2048
     torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if recurrence.onednn_is_exact() else "none"
     a, b = torch.randn(2, size, size, device=device)
     product = lambda: a @ b
     seconds(product, 2, device)
@@ -173,23 +163,26 @@ def product_rate(device, repeats=5):
 
 def measure(name, device, repeats):
     """{variant: {"ms": [...], "bytes": ...}}: in turn, `repeats` times."""
-    each, steps, found = 20 if device.type == "cuda" else 1, {}, {}
-    stream = torch.cuda.Stream() if device.type == "cuda" else None
-    with tempfile.TemporaryDirectory() as folder, torch.cuda.stream(stream):
+    cuda, steps, found = device.type == "cuda", {}, {}
+    with tempfile.TemporaryDirectory() as folder, torch.cuda.stream(torch.cuda.Stream() if cuda else None):
         for variant, flags in variants(device).items():
-            reset_peak(device)
-            before = peak(device)
+            before = torch.cuda.memory_allocated() if cuda else 0
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
             steps[variant] = step, setting = build(name, variant, flags, device, Path(folder))
             setting()
-            seconds(step, 3, device)
-            if device.type == "cpu":  # compiling took memory too; a graph's is seen when it is captured
-                reset_peak(device)
-            seconds(step, 1, device)
-            found[variant] = {"bytes": None if before is None else peak(device) - before, "ms": []}
+            seconds(step, 4, device)
+            peak = torch.cuda.max_memory_allocated() - before if cuda else None
+            found[variant] = {"bytes": peak or in_a_process(name, variant, flags), "ms": []}
         for _, (variant, (step, setting)) in itertools.product(range(repeats), steps.items()):
             setting()
-            found[variant]["ms"].append(1000 * seconds(step, each, device))
+            found[variant]["ms"].append(1000 * seconds(step, 20 if cuda else 1, device))
     return found
+
+
+def in_a_process(*case):
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(memory, *case).result()
 
 
 def show(content):
@@ -211,7 +204,7 @@ def show(content):
                     f"{medians['plain'] / ms:.2f}",
                     f"{ms * PAPER_ITERATIONS / 3.6e6:.2f}",
                     f"{limit / ms:.0%}",
-                    "-" if x["bytes"] is None else f"{x['bytes'] / 2**30:.2f}",
+                    f"{x['bytes'] / 2**30:.2f}",
                 ]
             )
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -247,6 +240,8 @@ def main(argv=None):
         "product_rate": product_rate(device),
         "configurations": {},
     }
+    if args.json:
+        trial.write_json(Path(args.json), content)  # refuses now rather than after minutes
     cuda = device.type == "cuda"
     for name in args.only or [x for x in CONFIGURATIONS if x != SKIPPED[device.type]]:
         content["configurations"][name] = {

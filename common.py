@@ -418,9 +418,10 @@ def score(logits, target, share):
     """Loss and share of right answers of (n, K) logits, which become its gradient; target, share (n, 1)."""
     top = logits.amax(1, keepdim=True)
     total, own = (logits - top).exp().sum(1, keepdim=True), logits.gather(1, target)
-    loss, right = ((top - own + total.log()) * share).sum(), ((own == top) * share).sum()
-    one = torch.arange(logits.shape[1], device=logits.device) == target
-    logits.copy_(((logits - top).exp() / total - one.to(logits.dtype)) * share)
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    answer = torch.where(logits == top, columns, len(columns)).amin(1, keepdim=True)  # the first, as argmax
+    loss, right = ((top - own + total.log()) * share).sum(), ((answer == target) * share).sum()
+    logits.copy_(((logits - top).exp() / total - (columns == target).to(logits.dtype)) * share)
     return loss, right
 
 
@@ -472,11 +473,11 @@ def answers(model, episode, batch):
     predictions, losses = [], []
     for start in range(0, len(episode.inputs), batch):
         part = episode.rows(slice(start, start + batch))
-        logits = model(part.inputs, part.steps).transpose(0, 1)  # (b, M, K)
-        predictions.append(logits.argmax(-1))
-        losses.append(F.cross_entropy(logits.flatten(0, 1), part.targets.flatten(), reduction="none"))
-    predictions = torch.cat(predictions)
-    return predictions, torch.cat(losses).view_as(predictions)
+        logits = model(part.inputs, part.steps)  # (M, b, K)
+        predictions.append(logits.argmax(-1).T)
+        loss = F.cross_entropy(logits.flatten(0, 1), part.targets.T.flatten(), reduction="none")
+        losses.append(loss.view(logits.shape[:2]).T)
+    return torch.cat(predictions), torch.cat(losses)
 
 
 class Data:

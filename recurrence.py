@@ -97,9 +97,10 @@ def one_step_earlier(x, sizes):
     return torch.cat([x[earlier] for *_, earlier in walk(sizes)[1:]])
 
 
-def input_gradients(d_x, tokens, sizes, table_rows):
-    """Gradients of the table and the clock from those of their sums, (N, G)."""
-    d_table = d_x.new_zeros(table_rows, d_x.shape[1]).index_add_(0, tokens, d_x[: len(tokens)])
+def input_gradients(d_x, tokens, sizes, table_rows, dtype):
+    """Gradients of the table and the clock from those of their sums, (N, G); `dtype` is precise enough."""
+    d_table = d_x.new_zeros(table_rows, d_x.shape[1], dtype=dtype)
+    d_table.index_add_(0, tokens, d_x[: len(tokens)].to(dtype))
     if sizes[0] == sizes[-1]:
         return d_table, d_x.unflatten(0, (len(sizes), -1)).sum(1)
     return d_table, torch.stack([d.sum(0) for d in d_x.split(sizes)])
@@ -108,6 +109,7 @@ def input_gradients(d_x, tokens, sizes, table_rows):
 class LSTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight):
+        table, clock, weight = table.detach(), clock.detach(), weight.detach()  # one kind for the compiler
         step, H, low = pointwise(lstm_step, compiled), weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
         c, cell = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
@@ -134,12 +136,13 @@ class LSTM(torch.autograd.Function):
             if t:
                 torch.mm(d_gates[at], low, out=d_h[:n])
         d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)).to(c.dtype)
-        return *input_gradients(d_gates, tokens, sizes, table_rows), None, None, None, d_weight
+        return *input_gradients(d_gates, tokens, sizes, table_rows, c.dtype), None, None, None, d_weight
 
 
 class GRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
+        table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
         step, H, low = pointwise(gru_step, compiled), weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
         state, product = weight.new_zeros(sizes[0], H), table.new_zeros(sizes[0], 3 * H)
@@ -165,7 +168,7 @@ class GRU(torch.autograd.Function):
             if t:
                 torch.mm(d_gates[at, : 3 * H], low, out=d_h[:n])
         d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
-        d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows)
+        d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, dtype)
         return *d_inputs, None, None, None, d_weight.roll(-H, 0).to(dtype), d_gates[:, :H].sum(0).to(dtype)
 
 
@@ -178,7 +181,8 @@ lstm, gru = LSTM.apply, GRU.apply
 
 @functools.cache
 def pointwise(function, compiled):
-    """Compiled for all sizes at once, so that what runs never depends on what ran before."""
+    """Compiled for all sizes, if wanted; equal sizes, a size of one and another dtype are compiled apart."""
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, dynamic=True) if compiled else function
 
 
@@ -199,8 +203,9 @@ def onednn_is_exact():
     They do on CPUs without units for bf16, and on some of AMD's it is twice as fast as the default, MKL.
     """
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
+    before = torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     product = (a @ b).double()
-    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    torch.backends.mkldnn.matmul.fp32_precision = before
     exact = a.double() @ b.double()
     return bool((product - exact).norm() < 1e-6 * exact.norm())

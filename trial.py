@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -378,7 +379,7 @@ class State:
         self.model.fast, self.model.compiled = self.how["engine"] == "fast", self.how["compiled"]
         self.schedule = functools.partial(task.rate, args)
         self.rate = torch.zeros((), device=device)  # a tensor, so that a CUDA graph reads it anew
-        adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True, capturable=device.type == "cuda")
+        adam = dict(betas=(0.9, args.beta2), eps=args.eps, fused=True, capturable=self.how["graph"])
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.rate, **adam)
         self.iteration, self.seconds = 0, 0.0
         self.checked = 0  # losses and gradients were finite up to here
@@ -398,7 +399,6 @@ class State:
         return [self.iteration, loss, accuracy, rate, round(self.seconds, 3)]
 
     def log(self, rate):
-        self.check()
         self.rows.append(self.row(rate))
         self.sums.zero_()
 
@@ -417,8 +417,9 @@ class State:
     def load(self, path):
         saved = unpack(path, self.sums.device)
         self.model.load_state_dict(saved["model"])
+        here = {k: v for k, v in self.optimizer.param_groups[0].items() if k != "params"}
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.optimizer.param_groups[0]["lr"] = self.rate
+        self.optimizer.param_groups[0] |= here  # the checkpoint may come from another kind of device
         self.sums.copy_(saved["sums"])
         self.iteration, self.seconds, self.rows = saved["iteration"], saved["seconds"], saved["rows"]
         self.checked = self.iteration
@@ -463,6 +464,7 @@ def iteration(state, data, args, i):
 def captured(state, data, args):
     """The iteration as one CUDA graph, which counts by itself -> a function that replays it."""
     counter = torch.tensor(state.iteration + 1, device=state.sums.device)
+    state.counter = counter  # the graph reads its memory, but does not keep it
 
     def once():
         iteration(state, data, args, counter)
@@ -473,8 +475,10 @@ def captured(state, data, args):
         return [*state.model.parameters(), *moments, state.sums, counter]
 
     before = {x: x.detach().clone() for x in tensors()}
-    for _ in range(3):  # capture needs a warm-up, which leaves no trace
-        once()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Adam's, that it is not in a graph yet
+        for _ in range(3):  # capture needs a warm-up, which leaves no trace
+            once()
     with torch.no_grad():
         for x in tensors():
             x.copy_(before[x]) if x in before else x.zero_()
@@ -486,8 +490,8 @@ def captured(state, data, args):
 
 def train(state, data, args, folder):
     """The training loop. Yields the rate of each iteration: its caller may stop, or advance other trials."""
-    step = captured(state, data, args) if state.how["graph"] else None
     started = time.perf_counter() - state.seconds
+    step = captured(state, data, args) if state.how["graph"] else None
     while state.iteration < args.iterations:
         i = state.iteration + 1
         rate = state.schedule(i)
@@ -497,6 +501,8 @@ def train(state, data, args, folder):
 
         last = i == args.iterations
         if last or i % args.log_every == 0:
+            state.check()  # waits for the device
+            state.seconds = time.perf_counter() - started
             state.log(rate)
         if args.snapshot_every and i % args.snapshot_every == 0:
             state.snapshot(folder)
@@ -512,7 +518,7 @@ def prepare(how, device):
     onednn = device.type == "cpu" and how["engine"] == "fast" and recurrence.onednn_is_exact()
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if onednn else "none"
     if how["deterministic"]:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(how["deterministic"])
 
@@ -791,7 +797,7 @@ def train_together(task, trials, stop):
         running[live(task, args, words, stop, len(trials) == 1)] = stream
     while running:
         for life, stream in list(running.items()):
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
                 code = attempt(task, functools.partial(next, life))
             if code is not None:
                 codes.append(code)
@@ -873,7 +879,8 @@ def main(task, report, argv=None):
             if not isinstance(args.seed, range):
                 return together(task, [({}, words, args)], stop)[0]
             each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
-            return run_all(task, groups([({}, words, one) for one in each], given), stop)
+            trials = [({}, [*words, "--seed", str(one.seed)], one) for one in each]
+            return run_all(task, groups(trials, given), stop)
     except Refused as error:
         parser.error(error)
     except OSError as error:
