@@ -874,6 +874,21 @@ def test_graph_keeps_what_it_counts_with():
     assert [i for _, i in counters] == [1, 2, 3, 1], "three to warm up, then from the first iteration on"
 
 
+def test_checkpoints_move_between_devices():
+    """Adam's switches are those of the device that continues: a CPU's checkpoint must not forbid a graph."""
+    args, cpu = args_of("--scale smoke"), torch.device("cpu")
+    with workplace() as folder:
+        state = trial.State(reverse.TASK, args, cpu)
+        next(trial.train(state, reverse.Reverse(args, cpu), args, folder))
+        state.save(folder)
+        for graph in (True, False):
+            other = trial.State(reverse.TASK, args, cpu)
+            other.optimizer.param_groups[0]["capturable"] = graph
+            other.load(folder / "last.pt")
+            assert other.optimizer.param_groups[0]["capturable"] is graph
+            assert other.optimizer.param_groups[0]["lr"] is other.rate and other.iteration == 1
+
+
 def test_cuda():
     if not CUDA:
         raise Skip("no CUDA device")
