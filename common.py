@@ -384,7 +384,7 @@ class Model(nn.Module):
 
     def features(self, inputs, steps, commands=0):
         """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
-        if not self.fast:
+        if not self.fast or not hasattr(self.layer, "factored"):
             return self.layer(self.represent(inputs), steps)
         time = inputs.shape[1]
         embedded, tokens = self.occurring(inputs[:, : time - commands].T)

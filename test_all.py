@@ -749,6 +749,18 @@ def test_half_precision_trains():
         assert final["bf16"] != final["fp32"] and abs(final["bf16"] - final["fp32"]) < 0.1, (kind, final)
 
 
+def test_a_model_of_ones_own_needs_no_fast_engine():
+    class Mean(torch.nn.Linear):
+        def forward(self, x, steps):
+            return common.select(super().forward(x).cumsum(0), steps)
+
+    with mock.patch.dict(common.LAYERS, {"gru": Mean}), workplace() as out:
+        for engine in ("fast", "torch"):
+            assert cli(f"--scale smoke --model gru --engine {engine} --out {out}/{engine}")[0] == 0
+        found = [json.loads(path.read_text())["metrics"] for path in sorted(out.rglob("result.json"))]
+    assert abs(found[0]["cross_entropy"] - found[1]["cross_entropy"]) < 1e-4
+
+
 def test_engine_is_chosen_from_the_configuration():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
 
