@@ -35,6 +35,9 @@ import common
 import recurrence
 from common import Refused
 
+# Large pages for large tensors, where Linux leaves the choice to programs: a tenth of an iteration on a CPU.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
 USAGE_ERROR, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 2, 3, 73, 75  # exit codes; 0 done, 1 a failure
 SEEDS = range(5)
 
