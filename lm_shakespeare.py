@@ -526,6 +526,9 @@ def table(cells, scale, row="pe", more=None, note=""):
     report.print_columns(rows, "  ")
     if note:
         print(f"  {note}")
+    found = next(metrics["text"]["text_sha256"] for _, metrics in cells.trials if metrics)
+    if scale == "paper" and found not in (None, SHA256):
+        print(f"  Not the document's text: its SHA-256 is {found}, tiny Shakespeare's {SHA256}.")
 
 
 def curve(flag):

@@ -2745,6 +2745,39 @@ def test_report_of_the_documents_tables():
             assert "  holds" in out and "  fails" not in out and "not enough" not in out, out
 
 
+def test_trials_of_different_texts_are_not_compared():
+    def note(text, folders):
+        for path in folders:
+            result = json.loads((path / "result.json").read_text())
+            trial.write_json(path / "result.json", result | {"config": {"text_sha256": text}})
+
+    known, other = "Not the document's text", "0" * 64
+    with workplace() as folder:
+        assert known not in made_up_shakespeare("table1", lambda flags: shakespeare_metrics(5))
+        paths = list(folder.glob("runs/*/*/*"))
+        for text in (lm_shakespeare.SHA256, other):
+            note(text, paths)
+            _, out, _ = cli("--report table1", SHAKESPEARE)
+            assert "rotary" in out and "fails" in out and (known in out) == (text == other), out
+            assert other not in out or text == other
+        note(lm_shakespeare.SHA256, paths[:4])
+        _, out, _ = cli("--report table1", SHAKESPEARE)
+        (line,) = [line for line in out.splitlines() if line.startswith(" ")]
+        assert "trials of 2 different texts, not compared" in line and {*re.findall(r"\d+", line)} == {
+            "2",
+            "4",
+            "11",
+        }, line
+    with workplace() as folder:
+        lm_made_up("paper", lambda flags: 40.0, lambda flags, i: 5.0)
+        (one, *_) = folder.glob("runs/*/*/*/result.json")
+        result = json.loads(one.read_text())
+        trial.write_json(one, result | {"config": {"text_sha256": other, "pieces_sha256": other}})
+        _, out, _ = cli("--report table1", lm_wikitext.TASK)
+        assert "2 different texts, not compared" in out and "lstm" not in out and "fails" not in out, out
+    assert set(report.TEXT) == trial.FINGERPRINTS
+
+
 def test_claims_about_scores():
     def value(falls):
         return lambda flags: shakespeare_metrics(
