@@ -278,7 +278,7 @@ class Shakespeare:
     def perplexity(self, model, tokens):
         parts = self.parts(tokens)
         total = sum(model.loss_and_accuracy(part)[0].double() * len(part.inputs) for part in parts)
-        return math.exp(total / sum(len(part.inputs) for part in parts))
+        return common.perplexity(total / sum(len(part.inputs) for part in parts))
 
     def evaluate(self, model):
         characters = sum(len(self.tokenizer.types[n]) for n in self.valid.tolist())

@@ -396,7 +396,7 @@ def perplexities(model, split, batch, device):
             [losses @ part.known, part.known.sum(), losses.sum(), part.known.new_tensor(len(losses))]
         )
     known, known_count, everything, count = sums.tolist()
-    return float(np.exp(known / max(known_count, 1))), float(np.exp(everything / count))
+    return common.perplexity(known / max(known_count, 1)), common.perplexity(everything / count)
 
 
 def unigram_perplexity(splits, vocab):
@@ -405,7 +405,7 @@ def unigram_perplexity(splits, vocab):
     test = splits["test"]
     targets = pack(test, np.arange(len(test.starts)), torch.device("cpu")).targets.numpy()
     log_share = np.log(frequency / frequency.sum())[targets[targets != UNKNOWN]]
-    return float(np.exp(-log_share.mean()))
+    return common.perplexity(-log_share.mean())
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -544,8 +544,6 @@ def run(task, args, words, stop):
     about, _ = read_tokens(folder, args.length)
     for name in trial.FINGERPRINTS:
         setattr(args, name, about[name])
-    if args.engine == "auto":  # on a CPU, the backward pass of torch's touches all rows at every step
-        args.engine = "fast"
     return trial.run(task, args, words, stop)
 
 
@@ -673,6 +671,7 @@ TASK = trial.Task(
     run=run,
     without=("--held-out",),
     graph=False,  # the number of steps differs between batches
+    fast=True,  # on a CPU, the backward pass of torch's touches all rows at every step
 )
 
 if __name__ == "__main__":

@@ -768,6 +768,18 @@ def test_engine_is_chosen_from_the_configuration():
         assert not chosen("")["compiled"]
 
 
+def test_auto_is_fast_for_the_language_model_everywhere():
+    assert args_of("", lm_wikitext.TASK).engine == "auto", "left as it was given"
+    for words, engine in (("", "fast"), ("--engine torch", "torch")):
+        for device in ("cpu", "cuda"):
+            args = lm_args(words)
+            assert trial.choose_engine(lm_wikitext.TASK, args, torch.device(device))["engine"] == engine
+    assert (
+        trial.choose_engine(reverse.TASK, args_of("--scale smoke"), torch.device("cpu"))["engine"] == "torch"
+    )
+    assert "recurrence.py; torch" in cli("--help", lm_wikitext.TASK)[1]
+
+
 def test_only_bf16_names_the_folder():
     folder = lambda flags: trial.trial_folder(reverse.TASK, args_of(flags))
     plain = folder("")
@@ -1216,6 +1228,28 @@ def test_not_finite_stops():
             weights = torch.load(path, weights_only=True)["model"]
             assert all(v.isfinite().all() for v in weights.values()), "the checkpoint kept is good"
         assert cli(words)[0] == trial.NOT_FINITE
+
+
+def test_metrics_that_are_not_finite_are_no_result():
+    assert common.perplexity(1e4) == math.inf and common.perplexity(2.0) == math.exp(2)
+    metrics = {
+        "a": 1,
+        "b": {"x": [0.5, {"y": math.nan}]},
+        "c": [1.0, -math.inf],
+        "d": "text",
+        "e": {"x": 2.0},
+    }
+    assert trial.not_finite(metrics) == ["b", "c"]
+    with library() as folder:
+        code, _, err = cli("--scale smoke --lr 1e3", SHAKESPEARE)
+        (failed,) = folder.glob("runs/*/*/*/failed.json")
+        assert code == trial.NOT_FINITE and "Traceback" not in err, err
+        assert "valid_perplexity not finite after iteration 20" in json.loads(failed.read_text())["error"]
+        assert not (failed.parent / "result.json").exists() and (failed.parent / "last.pt").exists()
+    split = made_up_split([5, 9], 20)
+    built = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args("--vocab 20"))
+    built.losses = lambda batch: torch.full((len(batch.targets),), 1e3)
+    assert lm_wikitext.perplexities(built, split, 2, torch.device("cpu")) == (math.inf, math.inf)
 
 
 def test_files_of_a_trial():
