@@ -438,7 +438,7 @@ class State:
             write(path, pack(self.model.state_dict()))
 
 
-def resume(task, args, device, folder):
+def resume(task, args, device, folder, file=None):
     """Continue from last.pt, else previous.pt, else the start: data depend on (seed, i), so all agree."""
     for path in (folder / "last.pt", folder / "previous.pt"):
         if not path.exists():
@@ -449,7 +449,7 @@ def resume(task, args, device, folder):
         except Exception as error:  # noqa: BLE001 - whatever a torn file raises, an older checkpoint will do
             say(f"{path} cannot be used: {error!r}", file=sys.stderr)
             continue
-        say(f"continuing from {path.name}, iteration {state.iteration}")
+        say(f"continuing from {path.name}, iteration {state.iteration}", file=file)
         return state
     say("starting at iteration 0")
     return State(task, args, device)
@@ -585,8 +585,10 @@ def not_finite(metrics):
 
 
 def show_metrics(metrics):
-    """The metrics in plain words; of those by condition or length, the mean of each."""
+    """The metrics in plain words; of those by condition or length, the mean of each; a list is not shown."""
     for name, value in metrics.items():
+        if isinstance(value, list):
+            continue
         parts = value.items() if isinstance(value, dict) else [("", value)]
         texts = [(part, f"{x:,}" if isinstance(x, int) else f"{np.mean(x):.4f}") for part, x in parts]
         numbers = "".join(f" {part} {text}".replace("  ", " ") for part, text in texts)
