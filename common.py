@@ -523,6 +523,14 @@ def sequence_metrics(episode, predictions, losses):
     }
 
 
+def perplexity(loss):
+    """exp of a mean cross-entropy; infinite where that is too large for a float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
 def running(extreme, x):
     """np.minimum or np.maximum accumulated along the first axis of x, in place, by doubling strides."""
     stride = 1

@@ -21,11 +21,10 @@ At full size a trial is for a GPU; at quick scale it takes about a minute on one
 
 import functools
 import hashlib
-import http.client
 import math
 import re
 import shlex
-import urllib.request
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
@@ -39,10 +38,12 @@ import common
 import report
 import trial
 from common import Refused, bootstrap_interval
+from download import Stopped, fetch
 from report import Claim, Figure, higher, not_higher
-from trial import COUNT, cross
+from trial import COUNT, cross, say
 
 ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+DATA = "data/tinyshakespeare.txt"
 SIZE, SHA256 = 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 # ------------------------------------------------------------------------------------------------------------
@@ -66,21 +67,18 @@ def read(path):
         ) from None
 
 
-def download(path):
-    """Fetch tiny Shakespeare, whole and unaltered or not at all; what is there already is left alone."""
-    if Path(path).exists():
+def obtain(args, stop):
+    """Tiny Shakespeare, whole and unaltered; another text at a path of the user's own is left alone."""
+    path = Path(args.data)
+    fetch([ADDRESS], path, stop, SHA256)
+    found = sha256(read(path))
+    if found == SHA256:
+        say(f"{path}: {SIZE:,} bytes, SHA-256 as expected")
         return
-    print(f"fetching {ADDRESS}", flush=True)
-    try:
-        with urllib.request.urlopen(ADDRESS, timeout=60) as response:
-            content = response.read(SIZE + 1)
-    except (OSError, http.client.HTTPException) as error:
-        raise Refused(f"cannot fetch {ADDRESS}: {error} (bring the file to {path} in another way)") from None
-    if sha256(content) != SHA256:
-        raise Refused(f"{ADDRESS} holds another text now ({len(content):,} bytes, SHA-256 {sha256(content)})")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    trial.write(Path(path), content)
-    print(f"{path}: {len(content):,} bytes, SHA-256 as expected", flush=True)
+    other = f"{path} holds another text than tiny Shakespeare: its SHA-256 is {found}"
+    if args.data == DATA:
+        raise Refused(f"{other} (remove it, or name a text with --data)")
+    say(other)
 
 
 def join_pair(ids, pair, new):
@@ -278,7 +276,7 @@ class Shakespeare:
     def perplexity(self, model, tokens):
         parts = self.parts(tokens)
         total = sum(model.loss_and_accuracy(part)[0].double() * len(part.inputs) for part in parts)
-        return math.exp(total / sum(len(part.inputs) for part in parts))
+        return common.perplexity(total / sum(len(part.inputs) for part in parts))
 
     def evaluate(self, model):
         characters = sum(len(self.tokenizer.types[n]) for n in self.valid.tolist())
@@ -330,8 +328,8 @@ def add_flags(group):
     flag("--context", type=AT_LEAST_2, default=256, help="tokens that are read at once, T (%(default)s)")
     flag("--width", type=COUNT, default=384, help="size of a token's vector, D (%(default)s)")
     flag("--positions", type=COUNT, help="of a learned table: its maximum length (--context)")
-    flag("--data", default="data/tinyshakespeare.txt", metavar="FILE", help="a plain text (%(default)s)")
-    flag("--download", action="store_true", help="fetch tiny Shakespeare to --data if nothing is there")
+    flag("--data", default=DATA, metavar="FILE", help="a plain text (%(default)s)")
+    flag("--download", action="store_true", help="first fetch tiny Shakespeare if --data is missing")
     flag("--search", action="store_true", help="try heads, then layers, then context; keep the best of each")
     flag("--sample", metavar="TEXT", help="draw what follows TEXT from the trained trial")
 
@@ -352,8 +350,11 @@ def check(args):
 
 
 def run(task, args, words, stop):
-    if args.download:
-        download(args.data)
+    try:
+        if args.download:
+            obtain(args, stop)
+    except Stopped:
+        return trial.STOPPED
     args.text_sha256 = sha256(read(args.data))
     if args.search:
         return search(task, args, words, stop)
@@ -369,13 +370,13 @@ def sample(task, args, count=400):
     device = trial.choose_device(args)
     if not (folder / "last.pt").exists():
         raise Refused(f"no trained trial in {folder} (the same command without --sample trains it)")
-    state = trial.resume(task, args, device, folder)
-    if state.iteration == 0:
-        raise Refused(f"no checkpoint in {folder} can be used")
     tokenizer = tokens_of(args)[0]
     prompt = torch.from_numpy(tokenizer.encode(args.sample)).to(device)
     if not len(prompt):
         raise Refused("--sample needs a text to begin with")
+    state = trial.resume(task, args, device, folder, sys.stderr)
+    if state.iteration == 0:
+        raise Refused(f"no checkpoint in {folder} can be used")
     print(tokenizer.decode(continuation(state.model, prompt, args.context, count, args.seed)))
     return 0
 
@@ -526,6 +527,9 @@ def table(cells, scale, row="pe", more=None, note=""):
     report.print_columns(rows, "  ")
     if note:
         print(f"  {note}")
+    found = next(metrics["text"]["text_sha256"] for _, metrics in cells.trials if metrics)
+    if scale == "paper" and found not in (None, SHA256):
+        print(f"  Not the document's text: its SHA-256 is {found}, tiny Shakespeare's {SHA256}.")
 
 
 def curve(flag):

@@ -1,7 +1,6 @@
 """Language model (Appendix E: Fig. 15, Table 1): read a paragraph of WikiText-103, predict every next piece.
 
-    python lm_wikitext.py --download                            # the text, about 190 MB, into --data
-    python lm_wikitext.py --prepare                             # its tokens, once; a trial would do it too
+    python lm_wikitext.py --download --prepare                  # the text (190 MB) and its tokens, once
     python lm_wikitext.py --pe sin --seed 0                     # one trial of Table 1
     python lm_wikitext.py --scale quick --all --data DIR        # reduced, on a smaller text
     python lm_wikitext.py --report                              # Table 1, Fig. 15 and claims so far
@@ -10,8 +9,7 @@
 
 Here K (--vocab) counts pieces, L (--length) the predicted tokens of a paragraph, from its first on, --batch
 paragraphs. This is the paper's negative result: expect no gain in test perplexity from the encoding. At
-quick scale, on WikiText-2, it ends near 60, where a unigram model has 224; a trial takes five minutes on one
-core of a busy AMD EPYC, evaluation apart.
+quick scale, on WikiText-2, it ends near 60, where a unigram model has 224.
 
 Text: one paragraph per line; blank lines and headings, which begin with " =", are dropped. --data holds
 wiki.{train,valid,test}.raw, or .tokens or .txt. Pieces: a SentencePiece unigram model of the training split,
@@ -26,11 +24,8 @@ on, so that padding is never computed. Fig. 15's training perplexity is exp of t
 Departures: there is no command, so the embedding has K rows; s4d, which reads no packed batch, is refused.
 """
 
-import contextlib
-import fcntl
 import functools
 import hashlib
-import http.client
 import io
 import itertools
 import json
@@ -38,10 +33,6 @@ import math
 import os
 import re
 import shutil
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 import zipfile
 import zlib
 from collections import Counter
@@ -58,16 +49,13 @@ import common
 import report
 import trial
 from common import Refused
+from download import Stopped, alone, fetch, file_sha256, shown
 from report import NONE, SIN, Claim, Figure, higher, not_higher
 from trial import SEEDS, SMOKE, cross, say
 
 SPLITS = ("train", "valid", "test")
 UNKNOWN = 0  # SentencePiece's default
 FORMAT = 1  # of the token files; part of their folder's name
-
-
-class Stopped(Exception):
-    """A signal came while there was no trial to save."""
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -81,26 +69,23 @@ ADDRESSES = [
 ]
 
 
-def find_text(folder):
-    """-> {split: its file}"""
-    names = [[f"wiki.{split}.{ending}" for split in SPLITS] for ending in ("raw", "tokens", "txt")]
-    for kind in names:
+NAMES = [[f"wiki.{split}.{ending}" for split in SPLITS] for ending in ("raw", "tokens", "txt")]
+
+
+def text_files(folder):
+    """-> {split: its file}, or None where one is missing"""
+    for kind in NAMES:
         if all((folder / name).is_file() for name in kind):
             return {split: folder / name for split, name in zip(SPLITS, kind)}
-    nearest = max(names, key=lambda kind: sum((folder / name).is_file() for name in kind))
+    return None
+
+
+def find_text(folder):
+    if files := text_files(folder):
+        return files
+    nearest = max(NAMES, key=lambda kind: sum((folder / name).is_file() for name in kind))
     missing = ", ".join(name for name in nearest if not (folder / name).is_file())
     raise Refused(f"--data {folder} has no {missing} (--download gets WikiText-103 raw from {ADDRESSES[0]})")
-
-
-def file_sha256(path):
-    return sha256_of(path.resolve(), path.stat().st_size, path.stat().st_mtime_ns)
-
-
-@functools.cache
-def sha256_of(path, size, changed):
-    """Size and time of change are arguments for the cache's sake, which serves --all."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def text_sha256(files):
@@ -125,18 +110,6 @@ def paragraphs(path, counts):
                 except UnicodeDecodeError as error:
                     at = f"line {counts['lines']}, byte {error.start + 1}"
                     raise Refused(f"{path} is not UTF-8: {at}") from None
-
-
-def shown(items, counts, size, what, stop):
-    """The items; a progress line every five seconds, and an end where a signal came."""
-    last = time.monotonic()
-    for item in items:
-        if stop.requested:
-            raise Stopped
-        if time.monotonic() - last > 5:
-            say(f"{what}: {counts['bytes'] / 1e6:.0f} of {size / 1e6:.0f} MB")
-            last = time.monotonic()
-        yield item
 
 
 def check_text(path, stop):
@@ -219,35 +192,6 @@ def tokenise(files, args, folder, stop):
     trial.write_json(temporary / "about.json", about)
     temporary.rename(folder)
     return folder
-
-
-def take(path):
-    """-> the descriptor of the file `path`, created and locked, or None while another process has it."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT)
-    with contextlib.suppress(BlockingIOError, FileNotFoundError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file), os.stat(path)):  # not removed by its last holder
-            return file
-    os.close(file)
-    return None
-
-
-@contextlib.contextmanager
-def alone(path, stop):
-    """Hold a lock file, removed afterwards: of several processes one works and the others wait."""
-    said = False
-    while (file := take(path)) is None:
-        if stop.requested:
-            raise Stopped
-        if not said:
-            say(f"waiting for the process that holds {path}")
-        said = True
-        time.sleep(0.2)
-    try:
-        yield
-    finally:
-        path.unlink()
-        os.close(file)
 
 
 def token_folders(files, args):
@@ -396,7 +340,7 @@ def perplexities(model, split, batch, device):
             [losses @ part.known, part.known.sum(), losses.sum(), part.known.new_tensor(len(losses))]
         )
     known, known_count, everything, count = sums.tolist()
-    return float(np.exp(known / max(known_count, 1))), float(np.exp(everything / count))
+    return common.perplexity(known / max(known_count, 1)), common.perplexity(everything / count)
 
 
 def unigram_perplexity(splits, vocab):
@@ -405,7 +349,7 @@ def unigram_perplexity(splits, vocab):
     test = splits["test"]
     targets = pack(test, np.arange(len(test.starts)), torch.device("cpu")).targets.numpy()
     log_share = np.log(frequency / frequency.sum())[targets[targets != UNKNOWN]]
-    return float(np.exp(-log_share.mean()))
+    return common.perplexity(-log_share.mean())
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -457,56 +401,18 @@ class LanguageModel(common.Model):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def fetch(address, part, stop):
-    """Download to the file `part`, going on from what is there where the server allows."""
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "Mozilla/5.0"}  # one host refuses Python's own
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    try:
-        answer = urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60)
-    except urllib.error.HTTPError as error:
-        if error.code != 416:  # nothing lies beyond what we have: it is whole, or not the start of this file
-            raise
-        part.unlink()
-        return fetch(address, part, stop)
-    with answer, open(part, "ab" if answer.status == 206 else "wb") as file:
-        size = file.tell() + int(answer.headers["Content-Length"] or 0)
-        counts, what = Counter(bytes=file.tell()), f"downloading {address}"
-        for block in shown(iter(lambda: answer.read(2**16), b""), counts, size, what, stop):
-            file.write(block)
-            counts["bytes"] += len(block)
-    if counts["bytes"] != size:
-        raise OSError(f"{counts['bytes']} of {size} bytes came from {address}; the same command continues")
-
-
 def download(folder, stop):
     """The archive, its hash beside it, and the three files in it."""
     folder.mkdir(parents=True, exist_ok=True)
     archive, noted = folder / ARCHIVE, folder / f"{ARCHIVE}.sha256"
     with alone(folder / ".download.lock", stop):
-        if not archive.exists():
-            fetch_any(archive, stop)
+        fetch(ADDRESSES, archive, stop)
         found = file_sha256(archive)
         say(f"{archive}: {archive.stat().st_size} bytes, SHA-256 {found}")
         if noted.exists() and noted.read_text().split()[0] != found:
             raise Refused(f"{archive} is not what was downloaded (see {noted}): remove both")
         unpack(archive, folder)
         trial.write(noted, f"{found}  {ARCHIVE}\n")
-
-
-def fetch_any(archive, stop):
-    faults = []
-    for address in ADDRESSES:
-        part = archive.with_name(f"{ARCHIVE}.{urllib.parse.urlsplit(address).hostname}.part")
-        try:
-            fetch(address, part, stop)
-        except (OSError, http.client.HTTPException) as error:
-            faults.append(f"{address}: {error}")
-        else:
-            part.rename(archive)
-            return
-    raise Refused("no download: " + "; ".join(faults))
 
 
 def unpack(archive, folder):
@@ -531,21 +437,19 @@ def unpack(archive, folder):
 
 
 def run(task, args, words, stop):
-    """One trial, or with --download or --prepare the steps before it alone."""
+    """One trial, or with --prepare the steps before it alone."""
     try:
-        if args.download:
+        if args.download and text_files(Path(args.data)) is None:
             download(Path(args.data), stop)
-        folder = None if args.download and not args.prepare else prepare(args, stop)
+        folder = prepare(args, stop)
     except Stopped:
         return trial.STOPPED
-    if args.download or args.prepare:
-        say(f"tokens in {folder}" if folder else f"text in {args.data}")
+    if args.prepare:
+        say(f"tokens in {folder}")
         return 0
     about, _ = read_tokens(folder, args.length)
     for name in trial.FINGERPRINTS:
         setattr(args, name, about[name])
-    if args.engine == "auto":  # on a CPU, the backward pass of torch's touches all rows at every step
-        args.engine = "fast"
     return trial.run(task, args, words, stop)
 
 
@@ -554,7 +458,7 @@ def add_flags(group):
     flag(
         "--data", default="data/wikitext-103-raw", help="folder of wiki.{train,valid,test}.raw (%(default)s)"
     )
-    flag("--download", action="store_true", help="get WikiText-103 raw into --data, and end")
+    flag("--download", action="store_true", help="first get WikiText-103 raw if --data lacks a text")
     flag("--prepare", action="store_true", help="tokenise, and end")
 
 
@@ -673,6 +577,7 @@ TASK = trial.Task(
     run=run,
     without=("--held-out",),
     graph=False,  # the number of steps differs between batches
+    fast=True,  # on a CPU, the backward pass of torch's touches all rows at every step
 )
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from common import bootstrap_interval, bootstrap_resamples
 
 ENOUGH = 3  # trials on each side of a claim
 SCRIPTS = ["reverse", "sort", "delayed_add", "predecessor", "lm_wikitext", "lm_shakespeare"]
+TEXT = ("text_sha256", "pieces_sha256")  # trial.FINGERPRINTS, of the files a trial read
 STATES = ["done", "running", "failed", "stopped", "missing"]
 
 
@@ -180,7 +181,8 @@ def read_result(figure, flags, folder):
     try:
         content = json.loads((folder / figure.file).read_text())
         metrics = content["metrics"] if figure.file == "result.json" else content
-        metrics = metrics | {"seconds": content.get("seconds")}
+        config = content.get("config") or {}
+        metrics = metrics | {"seconds": content.get("seconds"), "text": {k: config.get(k) for k in TEXT}}
         if figure.curve:
             metrics = metrics | {"curve": read_curve(folder / "curve.csv")}
         _ = [float(metric(metrics)) for metric in figure.metrics.values()], figure.lines(flags, metrics)
@@ -237,6 +239,11 @@ def load(figure, trials):
     return Cells(found), broken
 
 
+def texts(cells):
+    """How many finished trials read each text."""
+    return Counter(tuple(metrics["text"].values()) for _, metrics in cells.trials if metrics)
+
+
 def show(task, scale, figures):
     """Print and draw the figures of a task: {figure: [(flags, folder), ...]}."""
     missing_matplotlib = False
@@ -247,7 +254,10 @@ def show(task, scale, figures):
         print(f"\n{name} ({scale} scale): {figure.title}. {finished} of {len(trials)} trials finished")
         for fault in broken:
             print(f"  cannot be read, left out: {fault}")
-        if not finished:
+        if len(counts := texts(cells)) > 1:
+            parts = " and ".join(str(n) for n in counts.values())
+            print(f"  trials of {len(counts)} different texts, not compared: {parts} of them")
+        if len(counts) != 1:
             continue
         if figure.table:
             figure.table(cells, scale)

@@ -784,6 +784,18 @@ def test_engine_is_chosen_from_the_configuration():
         assert not chosen("")["compiled"]
 
 
+def test_auto_is_fast_for_the_language_model_everywhere():
+    assert args_of("", lm_wikitext.TASK).engine == "auto", "left as it was given"
+    for words, engine in (("", "fast"), ("--engine torch", "torch")):
+        for device in ("cpu", "cuda"):
+            args = lm_args(words)
+            assert trial.choose_engine(lm_wikitext.TASK, args, torch.device(device))["engine"] == engine
+    assert (
+        trial.choose_engine(reverse.TASK, args_of("--scale smoke"), torch.device("cpu"))["engine"] == "torch"
+    )
+    assert "recurrence.py; torch" in cli("--help", lm_wikitext.TASK)[1]
+
+
 def test_only_bf16_names_the_folder():
     folder = lambda flags: trial.trial_folder(reverse.TASK, args_of(flags))
     plain = folder("")
@@ -1275,6 +1287,28 @@ def test_not_finite_stops():
             weights = torch.load(path, weights_only=True)["model"]
             assert all(v.isfinite().all() for v in weights.values()), "the checkpoint kept is good"
         assert cli(words)[0] == trial.NOT_FINITE
+
+
+def test_metrics_that_are_not_finite_are_no_result():
+    assert common.perplexity(1e4) == math.inf and common.perplexity(2.0) == math.exp(2)
+    metrics = {
+        "a": 1,
+        "b": {"x": [0.5, {"y": math.nan}]},
+        "c": [1.0, -math.inf],
+        "d": "text",
+        "e": {"x": 2.0},
+    }
+    assert trial.not_finite(metrics) == ["b", "c"]
+    with library() as folder:
+        code, _, err = cli("--scale smoke --lr 1e3", SHAKESPEARE)
+        (failed,) = folder.glob("runs/*/*/*/failed.json")
+        assert code == trial.NOT_FINITE and "Traceback" not in err, err
+        assert "valid_perplexity not finite after iteration 20" in json.loads(failed.read_text())["error"]
+        assert not (failed.parent / "result.json").exists() and (failed.parent / "last.pt").exists()
+    split = made_up_split([5, 9], 20)
+    built = lm_wikitext.LanguageModel(lm_wikitext.TASK, lm_args("--vocab 20"))
+    built.losses = lambda batch: torch.full((len(batch.targets),), 1e3)
+    assert lm_wikitext.perplexities(built, split, 2, torch.device("cpu")) == (math.inf, math.inf)
 
 
 def test_files_of_a_trial():
@@ -2688,8 +2722,8 @@ def test_sample_is_drawn_from_the_trained_model():
     with library():
         assert cli("--scale smoke", SHAKESPEARE)[0] == 0
         code, first, err = cli("--scale smoke --sample 'The '", SHAKESPEARE)
-        assert code == 0 and first.startswith("continuing from last.pt, iteration 20\nThe "), err
-        assert len(first.split("\n", 1)[1]) == 4 + 400 + 1
+        assert code == 0 and first.startswith("The ") and "continuing from last.pt, iteration 20" in err, err
+        assert len(first) == 4 + 400 + 1
         assert cli("--scale smoke --sample 'The '", SHAKESPEARE)[1] == first
         code, _, err = cli("--scale smoke --sample ☃", SHAKESPEARE)
         assert code == 2 and "'☃' is not among" in err and err.count("\n") == 1
@@ -2734,18 +2768,26 @@ def test_download_takes_the_known_text_only():
             server.content = b"To be"
             code, _, err = cli(words, SHAKESPEARE)
             assert code == 2 and "another text now (5 bytes" in err and err.count("\n") == 1, err
-            assert not list(folder.iterdir())
+            assert not list(folder.glob("library/*"))
             server.content, lm_shakespeare.SHA256 = A_TEXT, lm_shakespeare.sha256(A_TEXT)
             code, out, err = cli(words, SHAKESPEARE)
             assert code == 0 and path.read_bytes() == A_TEXT and "SHA-256 as expected" in out, err
             server.content = b"To be"
             code, out, _ = cli(words, SHAKESPEARE)
             assert code == 0 and "fetching" not in out and path.read_bytes() == A_TEXT, "left alone"
+            lm_shakespeare.SHA256 = "0" * 64
+            code, out, _ = cli(words, SHAKESPEARE)
+            assert code == 0 and "another text than tiny Shakespeare" in out
+            Path("data").mkdir()
+            Path(lm_shakespeare.DATA).write_bytes(A_TEXT)
+            code, _, err = cli("--scale smoke --download", SHAKESPEARE)
+            assert code == 2 and "another text than tiny" in err and err.count("\n") == 1, err
+            lm_shakespeare.SHA256 = lm_shakespeare.sha256(A_TEXT)
             server.shutdown()
             server.server_close()
             path.unlink()
             code, _, err = cli(words, SHAKESPEARE)
-            assert code == 2 and "cannot fetch" in err and str(path) in err and err.count("\n") == 1, err
+            assert code == 2 and "no download" in err and str(path) in err and err.count("\n") == 1, err
         finally:
             lm_shakespeare.ADDRESS, lm_shakespeare.SHA256 = known
 
@@ -2802,6 +2844,39 @@ def test_report_of_the_documents_tables():
             value = lambda flags, flag=figure: shakespeare_metrics(5 + distance(flag, flags))
             out = made_up_shakespeare(figure, value)
             assert "  holds" in out and "  fails" not in out and "not enough" not in out, out
+
+
+def test_trials_of_different_texts_are_not_compared():
+    def note(text, folders):
+        for path in folders:
+            result = json.loads((path / "result.json").read_text())
+            trial.write_json(path / "result.json", result | {"config": {"text_sha256": text}})
+
+    known, other = "Not the document's text", "0" * 64
+    with workplace() as folder:
+        assert known not in made_up_shakespeare("table1", lambda flags: shakespeare_metrics(5))
+        paths = list(folder.glob("runs/*/*/*"))
+        for text in (lm_shakespeare.SHA256, other):
+            note(text, paths)
+            _, out, _ = cli("--report table1", SHAKESPEARE)
+            assert "rotary" in out and "fails" in out and (known in out) == (text == other), out
+            assert other not in out or text == other
+        note(lm_shakespeare.SHA256, paths[:4])
+        _, out, _ = cli("--report table1", SHAKESPEARE)
+        (line,) = [line for line in out.splitlines() if line.startswith(" ")]
+        assert "trials of 2 different texts, not compared" in line and {*re.findall(r"\d+", line)} == {
+            "2",
+            "4",
+            "11",
+        }, line
+    with workplace() as folder:
+        lm_made_up("paper", lambda flags: 40.0, lambda flags, i: 5.0)
+        (one, *_) = folder.glob("runs/*/*/*/result.json")
+        result = json.loads(one.read_text())
+        trial.write_json(one, result | {"config": {"text_sha256": other, "pieces_sha256": other}})
+        _, out, _ = cli("--report table1", lm_wikitext.TASK)
+        assert "2 different texts, not compared" in out and "lstm" not in out and "fails" not in out, out
+    assert set(report.TEXT) == trial.FINGERPRINTS
 
 
 def test_claims_about_scores():
@@ -3061,14 +3136,17 @@ def test_lm_trial_learns_stops_and_resumes_to_the_bit():
         assert json.loads((folder / "config.json").read_text())["config"]["pieces_sha256"] == pieces
         assert metrics["tokens"]["train"] == (about.parent / "train.tokens").stat().st_size / 2
         shutil.rmtree("runs")
-        for _ in range(2):
-            child = fork(words, task=lm_wikitext.TASK)
-            wait_for(lambda: list(Path().glob("runs/lm_wikitext/*/seed0/config.json")))
-            time.sleep(0.3)
-            os.kill(child, signal.SIGTERM)
-            assert wait(child) in (0, trial.STOPPED)
-        stops = Path("child.log").read_text().count("stopped at iteration")
-        assert stops >= 1, Path("child.log").read_text()
+        draw = lm_wikitext.WikiText.training_episode
+
+        def signalled(data, i):
+            if i in (7, 50):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return draw(data, i)
+
+        with mock.patch.object(lm_wikitext.WikiText, "training_episode", signalled):
+            for at in (7, 50):
+                assert wait(fork(words, task=lm_wikitext.TASK)) == trial.STOPPED
+                assert f"stopped at iteration {at};" in Path("child.log").read_text()
         assert cli(words, lm_wikitext.TASK)[0] == 0 and outcome(folder) == plain
 
 
@@ -3177,10 +3255,10 @@ def test_lm_one_process_tokenises_and_the_others_wait():
             children = [
                 subprocess.Popen([*command, "--seed", str(n)], stdout=log, stderr=log) for n in range(3)
             ]
-            wait_for(lambda: Path("log").read_text().count("waiting for the process") == 3)
+            wait_for(lambda: Path("log").read_text().count("waiting for the process") == 3, 200)
             children[0].send_signal(signal.SIGUSR1)
             assert children[0].wait() == trial.STOPPED
-        assert [child.wait(30) for child in children[1:]] == [0, 0], Path("log").read_text()
+        assert [child.wait(200) for child in children[1:]] == [0, 0], Path("log").read_text()
         assert Path("log").read_text().count("learning 40 pieces") == 1
         assert sorted(p.name for p in text.iterdir() if not p.name.startswith("wiki.")) == [name]
 
@@ -3203,7 +3281,7 @@ def test_lm_read_only_text():
 class Archive(http.server.BaseHTTPRequestHandler):
     """Serves `content`: its first answer breaks off after `breaks` bytes; ranges where `ranges`."""
 
-    content, breaks, ranges, asked = b"", None, True, []
+    content, breaks, ranges, asked, slow = b"", None, True, [], False
 
     def do_GET(self):
         self.asked.append(self.headers["Range"])
@@ -3216,7 +3294,10 @@ class Archive(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(self.content) - start))
         self.end_headers()
         end, Archive.breaks = self.breaks, None
-        self.wfile.write(self.content[start:end])
+        with contextlib.suppress(ConnectionError):
+            for at in range(start, len(self.content[:end]), 2000):
+                self.wfile.write(self.content[at : min(at + 2000, len(self.content[:end]))])
+                time.sleep(0.02 * self.slow)
 
     def log_message(self, *_):
         pass
@@ -3224,7 +3305,7 @@ class Archive(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def archive_server(**how):
-    for name, value in (dict(content=b"", breaks=None, ranges=True, asked=[]) | how).items():
+    for name, value in (dict(content=b"", breaks=None, ranges=True, asked=[], slow=False) | how).items():
         setattr(Archive, name, value)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Archive)
     thread = threading.Thread(target=server.serve_forever, kwargs=dict(poll_interval=0.01))
@@ -3250,16 +3331,28 @@ def lm_archive(**changed):
     return packed.getvalue()
 
 
+def lm_download():
+    def command():
+        try:
+            lm_wikitext.download(Path("d"), trial.Stop())
+        except common.Refused as error:
+            print(error, file=sys.stderr)
+            return 2
+        return 0
+
+    return captured(command)
+
+
 def test_lm_download():
     content = lm_archive()
     for ranges in (True, False):
         with workplace(), archive_server(content=content, breaks=50_000, ranges=ranges):
-            code, _, err = lm("--download --data d")
+            code, _, err = lm_download()
             assert code == 2 and "of " in err and "the same command continues" in err, err
             (part,) = Path("d").glob("*.part")
             assert part.read_bytes() == content[: part.stat().st_size] and part.stat().st_size > 10_000
             have = part.stat().st_size
-            code, out, err = lm("--download --data d")
+            code, out, err = lm_download()
             assert code == 0 and hashlib.sha256(content).hexdigest() in out and f"{len(content)} bytes" in out
             assert Archive.asked == [None, f"bytes={have}-"]
             archive = Path("d", lm_wikitext.ARCHIVE)
@@ -3267,10 +3360,10 @@ def test_lm_download():
             assert {p.name for p in Path("d").iterdir()} == names and archive.read_bytes() == content
             assert Path("d/wiki.train.raw").read_text() == "\n".join(lm_lines(0, 500))
             Path("d/wiki.test.raw").unlink()
-            assert lm("--download --data d")[0] == 0 and Path("d/wiki.test.raw").exists()
+            assert lm_download()[0] == 0 and Path("d/wiki.test.raw").exists()
             assert len(Archive.asked) == 2, "the archive was there"
             archive.write_bytes(content[:-1] + b"x")
-            code, _, err = lm("--download --data d")
+            code, _, err = lm_download()
             assert code == 2 and err.count("\n") == 1 and "is not what was downloaded" in err, err
 
 
@@ -3279,13 +3372,44 @@ def test_lm_download_of_something_else():
     spoiled = whole.replace(b"the cat", b"The cat", 1)  # a wrong checksum inside
     for content, expected in ((b"<html>", "File is not a zip"), (spoiled, "CRC-32"), (b"", "no download")):
         with workplace(), archive_server(content=content):
-            code, _, err = lm("--download --data d")
+            code, _, err = lm_download()
             assert code == 2 and err.count("\n") == 1 and expected in err, err
             assert not list(Path("d").glob("*.zip")) and not list(Path("d").glob("wiki.train.raw*"))
     with workplace(), archive_server(content=whole):
         Path("d").mkdir()
         Path("d", f"{lm_wikitext.ARCHIVE}.localhost.part").write_bytes(whole + b"more than there is")
-        assert lm("--download --data d")[0] == 0, "a part that cannot be continued is discarded"
+        assert lm_download()[0] == 0, "a part that cannot be continued is discarded"
+
+
+def test_download_stopped_by_a_signal_is_continued():
+    content = A_TEXT * 20
+    for script, task in (("shakespeare", SHAKESPEARE), ("wikitext", lm_wikitext.TASK)):
+        whole = content if script == "shakespeare" else lm_archive()
+        known = lm_shakespeare.ADDRESS, lm_shakespeare.SHA256
+        with workplace() as folder, archive_server(content=whole, slow=True):
+            lm_shakespeare.ADDRESS, lm_shakespeare.SHA256 = (
+                lm_wikitext.ADDRESSES[1],
+                lm_shakespeare.sha256(whole),
+            )
+            try:
+                words = f"--scale smoke --download --data {'t' if script == 'shakespeare' else 'd'}"
+                words += " --prepare" if script == "wikitext" else ""
+                child = fork(words, task=task)
+                wait_for(lambda: any(p.stat().st_size for p in folder.rglob("*.part")))
+                os.kill(child, signal.SIGTERM)
+                assert wait(child) == trial.STOPPED, Path("child.log").read_text()
+                (part,) = folder.rglob("*.part")
+                have = part.stat().st_size
+                assert 0 < have < len(whole) and whole.startswith(part.read_bytes())
+                Archive.slow = False
+                if script == "shakespeare":
+                    assert wait(fork(words, task=task)) == 0, Path("child.log").read_text()
+                    assert Path("t").read_bytes() == whole
+                else:
+                    assert lm_download()[0] == 0 and Path("d/wiki.test.raw").exists()
+                assert Archive.asked == [None, f"bytes={have}-"] and not list(folder.rglob("*.part"))
+            finally:
+                lm_shakespeare.ADDRESS, lm_shakespeare.SHA256 = known
 
 
 def lm_made_up(scale, value, loss):
@@ -3427,7 +3551,7 @@ def test_readme_commands_run():
     skipped = {"test_all.py", "bench.py"}
     if not importlib.util.find_spec("sentencepiece"):
         skipped.add("lm_wikitext.py")
-    with library():
+    with library(), mock.patch.object(lm_shakespeare, "SHA256", lm_shakespeare.sha256(A_TEXT)):
         lm_text()
         lm_text("data/wikitext2")
         for command in dict.fromkeys(commands):

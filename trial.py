@@ -69,6 +69,7 @@ class Task:
     add_flags: Callable = lambda parser: None  # the task's own flags
     unencoded: Callable = lambda args: None  # args -> slice of the time steps without encoding, if any
     graph: bool = True  # training_episode(i) takes i as a tensor too and never waits for the device
+    fast: bool = False  # --engine auto is fast at every size and on every device
     model: Callable = recurrent_model  # model(task, args) -> a module with loss_and_accuracy(episode)
     rate: Callable = warm_up_and_cosine  # rate(args, i) -> learning rate of iteration i = 1..N
     named: dict = dataclasses.field(default_factory=lambda: NAMED)  # flags that begin every folder's name
@@ -143,6 +144,7 @@ FRACTION = number(float, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
 ENGINE = "fast: recurrence.py; auto: torch.nn on a CPU below hidden 256 or batch 32, else fast (auto)"
+ENGINE_FAST = "auto and fast: recurrence.py; torch: torch.nn (auto)"
 PRECISION = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
 
 
@@ -189,7 +191,12 @@ def make_parser(task):
 
     flag = adder(parser.add_argument_group("this run (changes no result but for bf16)"))
     flag("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there (auto)")
-    flag("--engine", choices=["auto", "fast", "torch"], default="auto", help=ENGINE)
+    flag(
+        "--engine",
+        choices=["auto", "fast", "torch"],
+        default="auto",
+        help=ENGINE_FAST if task.fast else ENGINE,
+    )
     flag("--precision", choices=["fp32", "tf32", "bf16"], help=PRECISION)
     flag("--no-graph", action="store_true", help="on CUDA: no graph of the iteration, to debug")
     flag("--deterministic", action="store_true", help="on CUDA: the same bits every time, slower")
@@ -285,7 +292,7 @@ def choose_device(args):
 def choose_engine(task, args, device):
     """How this trial computes, from its flags and the device alone: the same after every resume."""
     cuda, engine = device.type == "cuda", getattr(args, "engine", "torch")
-    large = engine == "auto" and (cuda or args.hidden >= 256 and args.batch >= 32)
+    large = engine == "auto" and (cuda or task.fast or args.hidden >= 256 and args.batch >= 32)
     fast = engine == "fast" or large
     long = cuda or args.iterations >= 1000  # compiling takes seconds
     return {
@@ -435,7 +442,7 @@ class State:
             write(path, pack(self.model.state_dict()))
 
 
-def resume(task, args, device, folder):
+def resume(task, args, device, folder, file=None):
     """Continue from last.pt, else previous.pt, else the start: data depend on (seed, i), so all agree."""
     for path in (folder / "last.pt", folder / "previous.pt"):
         if not path.exists():
@@ -446,7 +453,7 @@ def resume(task, args, device, folder):
         except Exception as error:  # noqa: BLE001 - whatever a torn file raises, an older checkpoint will do
             say(f"{path} cannot be used: {error!r}", file=sys.stderr)
             continue
-        say(f"continuing from {path.name}, iteration {state.iteration}")
+        say(f"continuing from {path.name}, iteration {state.iteration}", file=file)
         return state
     say("starting at iteration 0")
     return State(task, args, device)
@@ -575,9 +582,22 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def not_finite(metrics):
+    """The names of the metrics that hold an infinity or a NaN, however deep."""
+
+    def finite(x):
+        if isinstance(x, dict | list | tuple):
+            return all(map(finite, x.values() if isinstance(x, dict) else x))
+        return not isinstance(x, float) or math.isfinite(x)
+
+    return [name for name, value in metrics.items() if not finite(value)]
+
+
 def show_metrics(metrics):
-    """The metrics in plain words; of those by condition or length, the mean of each."""
+    """The metrics in plain words; of those by condition or length, the mean of each; a list is not shown."""
     for name, value in metrics.items():
+        if isinstance(value, list):
+            continue
         parts = value.items() if isinstance(value, dict) else [("", value)]
         texts = [(part, f"{x:,}" if isinstance(x, int) else f"{np.mean(x):.4f}") for part, x in parts]
         numbers = "".join(f" {part} {text}".replace("  ", " ") for part, text in texts)
@@ -710,8 +730,11 @@ def live_locked(task, args, words, stop, folder, device, data, alone):
             say(f"stopped at iteration {state.iteration}; {again} continues", file=sys.stderr)
             return STOPPED
         yield
+    metrics = data.evaluate(state.model)
+    if bad := not_finite(metrics):
+        raise NotFinite(f"{', '.join(bad)} not finite after iteration {state.iteration}")
     result = origin | {
-        "metrics": data.evaluate(state.model),
+        "metrics": metrics,
         "iterations": state.iteration,
         "seconds": round(state.seconds, 3),
         "iterations_per_second": round(state.iteration / state.seconds, 3),
