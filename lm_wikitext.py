@@ -180,11 +180,13 @@ COUNTED = ["paragraphs", "tokens", "unknown tokens", "paragraphs without a targe
 
 def tokenise(files, args, folder, stop):
     """Write a token folder, under a temporary name until it is whole -> the folder."""
-    model = learn_pieces(files["train"], args.vocab)
     temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    trial.write(temporary / "pieces.model", model)
+    pieces = temporary / "pieces.model"  # kept when tokenising stops: the name fixes text and vocabulary
+    if not pieces.exists():
+        model = learn_pieces(files["train"], args.vocab)
+        temporary.mkdir(exist_ok=True)
+        trial.write(pieces, model)
+    model = pieces.read_bytes()
     processor = sentencepiece().SentencePieceProcessor(model_proto=model)
     about = {s: write_tokens(path, s, processor, temporary, stop) for s, path in files.items()}
     about |= {"text_sha256": text_sha256(files), "pieces_sha256": hashlib.sha256(model).hexdigest()}

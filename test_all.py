@@ -3263,6 +3263,26 @@ def test_lm_one_process_tokenises_and_the_others_wait():
         assert sorted(p.name for p in text.iterdir() if not p.name.startswith("wiki.")) == [name]
 
 
+def test_lm_learned_pieces_outlive_a_stop():
+    if not importlib.util.find_spec("sentencepiece"):
+        raise Skip("SentencePiece is not installed")
+
+    def stopped(*_):
+        raise lm_wikitext.Stopped
+
+    with workplace() as folder:
+        lm_text()
+        with mock.patch.object(lm_wikitext, "write_tokens", stopped):
+            code, out, _ = lm("--prepare")
+        assert code == trial.STOPPED and out.count("learning 40 pieces") == 1
+        (kept,) = folder.glob("data/*/.tokens-*.tmp/pieces.model")
+        content = kept.read_bytes()
+        code, out, err = lm("--prepare")
+        assert code == 0 and "learning" not in out, err
+        (tokens,) = folder.glob("data/*/tokens-*")
+        assert (tokens / "pieces.model").read_bytes() == content and not kept.parent.exists()
+
+
 def test_lm_read_only_text():
     if not importlib.util.find_spec("sentencepiece"):
         raise Skip("SentencePiece is not installed")
