@@ -12,7 +12,7 @@ one process and have done four steps before; times are medians. `of limit` is th
 operations need at the device's measured rate of products, as a share of the step's time. Necessary are the
 products of the recurrence (or of S4D's Toeplitz matrices and mixing), of the readout at answered steps, and
 of the input weights with every integer that occurs and every step; each once forward, twice backward.
-Memory is the peak of a process that takes four such steps, on CUDA that of its allocations.
+Memory is the peak of a process that takes two such steps, on CUDA that of its allocations.
 """
 
 import argparse
@@ -119,11 +119,11 @@ def synchronize(device):
 
 
 def memory(name, variant, flags):
-    """Bytes: the peak of a process of its own, on a CPU, that takes four such steps."""
+    """Bytes: the peak of a process of its own, on a CPU, that takes two such steps."""
     with tempfile.TemporaryDirectory() as folder:
         step, setting = build(name, variant, flags, torch.device("cpu"), Path(folder))
         setting()
-        seconds(step, 4, torch.device("cpu"))
+        seconds(step, 2, torch.device("cpu"))
     return trial.peak_memory(torch.device("cpu"))
 
 

@@ -579,6 +579,9 @@ def peak_memory(device):
     """Bytes: of the card's allocations, or of the process so far (with --all: the largest trial so far)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError, StopIteration):  # on Linux; what follows counts a parent's memory too
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
