@@ -398,6 +398,9 @@ def search(task, args, words, stop):
     words = [word for word in words if word != "--search"]
     best, lowest = {flag: getattr(args, flag) for flag in SEARCH[args.scale]}, math.inf
     rows = [[*best, "validation perplexity"]]
+    for flag, values in SEARCH[args.scale].items():  # refuse what cannot be run now rather than after hours
+        for value in values:
+            trial.complete(task, Namespace(**(vars(args) | {flag: value, "search": False})))
     for flag, values in SEARCH[args.scale].items():
         for tried in [best | {flag: value} for value in values]:
             chosen = Namespace(**(vars(args) | tried | {"search": False}))

@@ -2716,6 +2716,9 @@ def test_search_keeps_the_best_and_goes_on_where_it_was():
     with library():
         code, out, _ = cli("--scale smoke --search --lr 1e38", SHAKESPEARE)
         assert code == trial.NOT_FINITE and out.count("starting at") == 6, "tried them all"
+    with library():
+        code, out, err = cli("--scale smoke --search --pe learned --positions 6 --context 4", SHAKESPEARE)
+        assert code == 2 and err.count("\n") == 1 and not out and not Path("runs").exists(), (out, err)
 
 
 def test_sample_is_drawn_from_the_trained_model():
