@@ -429,7 +429,7 @@ class CrossEntropy(torch.autograd.Function):
     """`cross_entropy` below; the gradients are computed with the loss, while a chunk's logits exist."""
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, share, compiled):
+    def forward(ctx, features, weight, bias, targets, share, compiled, gradients):
         rows, low, step = max(1, CHUNK // len(weight)), weight.to(features.dtype), pointwise(score, compiled)
         loss, right = weight.new_zeros(()), weight.new_zeros(())
         d_features, d_weight, d_bias = (torch.zeros_like(x) for x in (features, weight, bias))
@@ -438,7 +438,7 @@ class CrossEntropy(torch.autograd.Function):
             part_loss, part_right = step(logits, targets[part, None], share[part, None].to(weight.dtype))
             loss += part_loss
             right += part_right
-            if any(ctx.needs_input_grad):
+            if gradients:
                 d = logits.to(low.dtype)
                 torch.mm(d, low, out=d_features[part])
                 d_weight += d.T @ features[part]
@@ -450,7 +450,7 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
-        return *(d * d_loss.to(d.dtype) for d in ctx.saved_tensors), None, None, None
+        return *(d * d_loss.to(d.dtype) for d in ctx.saved_tensors), None, None, None, None
 
 
 CHUNK = 2**25  # logits that exist at a time
@@ -464,7 +464,8 @@ def cross_entropy(features, weight, bias, targets, share=None, compiled=False):
     """
     if share is None:
         share = weight.new_full((1,), 1 / len(features)).expand(len(features))
-    return CrossEntropy.apply(features, weight, bias, targets, share, compiled)
+    gradients = torch.is_grad_enabled()  # inside the function it never is
+    return CrossEntropy.apply(features, weight, bias, targets, share, compiled, gradients)
 
 
 @torch.no_grad()
