@@ -1,7 +1,8 @@
-"""The science: integers and held-out sets, encodings, models, schedule, metrics. No files, flags or printing.
+"""The paper, plainly: integers and held-out sets, encodings, models, schedule, metrics. No files, no flags.
 
 Letters: B batch, T time steps, L input length, K vocabulary, M answered steps, E embedding (and encoding)
 size, H hidden size, N state order of S4D. Inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
+fast.py computes the same numbers sooner.
 """
 
 import math
@@ -11,8 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from recurrence import gru, lstm, pointwise
 
 
 class Refused(ValueError):
@@ -65,14 +64,22 @@ def hash_rows(rows):
 
 def distinct_rows(draw, count, *counters, device="cpu"):
     """The first `count` different rows of a stream; `draw(key, shape)` returns (*shape, W) integers."""
-    rows, attempt = None, 0
+    rows, attempt, in_vain = None, 0, 0
     while rows is None or len(rows) < count:
+        known = 0 if rows is None else len(rows)
         more = draw(key(*counters, attempt, device=device), (count,))
         rows = more if rows is None else torch.cat([rows, more])
         _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
         rows = rows[torch.from_numpy(np.sort(first)).to(device)]
-        attempt += 1
+        attempt, in_vain = attempt + 1, in_vain + 1 if len(rows) == known else 0
+        if in_vain == 64:  # even the last of `count` equally likely rows is missed that often once in e^64
+            raise Refused(f"{count} held-out sequences are wanted, but only {known} different ones exist")
     return rows[:count]
+
+
+def power(base, exponent):
+    """How many sequences there are; infinitely many where no float could say."""
+    return base**exponent if exponent * math.log2(base) < 1000 else math.inf
 
 
 class HeldOut:
@@ -147,110 +154,115 @@ def sinusoid(positions, size):
 
 
 class Encoding(nn.Module):
-    """The vector of every time step: none, sin, random (fixed), learned, or dup (the embedding again).
+    """A vector for every time step, concatenated with the token's embedding (the paper) or added to it.
 
-    random and learned are tables with a last position; sin has none. At the steps in the slice
-    `unencoded` the vector is zero.
+    A new one: a subclass that sets `table`, (positions, size), and a line in ENCODINGS below. A table has a
+    last position. At the steps in the slice `unencoded` the vector is zero.
     """
 
-    def __init__(self, name, positions, size, unencoded=None):
+    def __init__(self, positions, size, combine="concat", unencoded=None):
         super().__init__()
-        self.name, self.size, self.unencoded = name, size, unencoded
-        if name == "sin":
-            if size % 2:
-                raise Refused(f"a sinusoidal encoding needs an even embedding size, not {size}")
-            self.register_buffer("table", sinusoid(positions, size), persistent=False)  # in double precision
-        elif name == "random":
-            self.register_buffer("table", F.normalize(torch.randn(positions, size), dim=1))
-        elif name == "learned":
-            self.table = nn.Parameter(torch.randn(positions, size))
+        self.size, self.combine, self.unencoded = size, combine, unencoded
+        self.inputs = size if combine == "add" else 2 * size  # what the layer reads at a step
 
-    def forward(self, time):
-        """(time, E) vectors of the steps 0..time-1, or None for none and dup."""
-        if self.name in ("none", "dup"):
-            return None
-        if time <= len(self.table):
-            vectors = self.table[:time]
-        elif self.name == "sin":
-            vectors = sinusoid(time, self.size).to(self.table.device)
-        else:
-            raise Refused(f"the {self.name} encoding has {len(self.table)} positions, the input {time} steps")
+    def rows(self, time):
+        if time > len(self.table):
+            name = type(self).__name__.lower()
+            raise Refused(f"the {name} encoding has {len(self.table)} positions, the input {time} steps")
+        return self.table[:time]
+
+    def vectors(self, time):
+        """(time, E) of the steps 0..time-1; None where there is nothing but the tokens."""
+        vectors = self.rows(time)
         if self.unencoded is not None:
             vectors = vectors.clone()
             vectors[self.unencoded] = 0
         return vectors
 
-
-class AddedEncoding(nn.Module):
-    """Token vectors X (B, T, D) with their positions, as a Transformer's first layer reads them (section 9).
-
-    learned: X + P; sin: X + waves of amplitude one; layernorm-learned: LayerNorm(X) + P (Eq. 9); none and
-    rotary: X. P is a table with a last position.
-    """
-
-    def __init__(self, name, positions, size):
-        super().__init__()
-        self.norm = nn.LayerNorm(size) if name == "layernorm-learned" else nn.Identity()
-        table = name.removeprefix("layernorm-") if name != "rotary" else "none"
-        self.encoding = Encoding(table, positions, size)
-        self.amplitude = math.sqrt(size / 2) if name == "sin" else 1  # undoes the unit norm of section 3.2
-
-    def forward(self, x):
-        vectors = self.encoding(x.shape[1])
-        return self.norm(x) if vectors is None else self.norm(x) + (self.amplitude * vectors).to(x.dtype)
+    def join(self, tokens):
+        """(T, B, E) embeddings -> (T, B, E or 2E), what the layer reads."""
+        times = self.vectors(len(tokens))[:, None].to(tokens.dtype)
+        if self.combine == "add":
+            return tokens + times
+        return torch.cat([tokens, times.expand_as(tokens)], dim=-1)
 
 
-class Rotary(nn.Module):
-    """Turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by angles t / 10000^(2i/d) (Su et al., 2021).
+class Sinusoid(Encoding):
+    def __init__(self, positions, size, *how):
+        super().__init__(positions, size, *how)
+        if size % 2:
+            raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
+        self.register_buffer("table", sinusoid(positions, size), persistent=False)  # in double precision
 
-    The product of a query and a key then depends on their distance alone. No position is the last.
-    """
+    def rows(self, time):  # there is no last position
+        return self.table[:time] if time <= len(self.table) else sinusoid(time, self.size).to(self.table)
 
-    def __init__(self, positions, size):
-        super().__init__()
-        self.encoding = Encoding("sin", positions, size)  # sin and cos of these very angles
-        self.amplitude = math.sqrt(size / 2)
 
-    def forward(self, x):
-        waves = (self.amplitude * self.encoding(x.shape[-2])).to(x.dtype)
-        sin, cos, a, b = waves[:, 0::2], waves[:, 1::2], x[..., 0::2], x[..., 1::2]
-        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+class Random(Encoding):
+    """Fixed unit vectors, uniform on the sphere."""
+
+    def __init__(self, positions, size, *how):
+        super().__init__(positions, size, *how)
+        self.register_buffer("table", F.normalize(torch.randn(positions, size), dim=1))
+
+
+class Learned(Encoding):
+    def __init__(self, positions, size, *how):
+        super().__init__(positions, size, *how)
+        self.table = nn.Parameter(torch.randn(positions, size))
+
+
+class Vanilla(Encoding):
+    """No encoding: the layer reads the embedding alone."""
+
+    def __init__(self, positions, size, combine="concat", unencoded=None):
+        if combine == "add" or unencoded is not None:
+            what = "add (--combine add)" if combine == "add" else "hide (--hide-encoding)"
+            raise Refused(f"--pe none and dup have no vectors to {what}: use sin, random or learned")
+        super().__init__(positions, size)
+        self.inputs = size
+
+    def vectors(self, time):
+        return None
+
+    def join(self, tokens):
+        return tokens
+
+
+class Duplicate(Vanilla):
+    """The embedding twice: as many parameters as with an encoding, and no clock (Appendix C)."""
+
+    def __init__(self, positions, size, *how):
+        super().__init__(positions, size, *how)
+        self.inputs = 2 * size
+
+    def join(self, tokens):
+        return torch.cat([tokens, tokens], dim=-1)
+
+
+ENCODINGS = {"none": Vanilla, "sin": Sinusoid, "random": Random, "learned": Learned, "dup": Duplicate}
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Models (section 3.2): embedding -> concatenated with the encoding -> one layer -> linear readout
+# Models (section 3.2): embedding -> joined with the encoding -> one layer -> linear readout
 # ------------------------------------------------------------------------------------------------------------
+
+
+def select(h, steps):
+    """(T, B, H) -> the answered steps, (M, B, H)."""
+    return h[steps] if isinstance(steps, slice) else h[steps.T, torch.arange(len(steps), device=h.device)]
 
 
 class GRU(nn.GRU):
+    """A layer: what it reads, (T, B, inputs), and the answered steps -> their outputs, (M, B, H)."""
+
     def forward(self, x, steps):
         return select(super().forward(x)[0], steps)
-
-    def input_map(self):
-        """The input's weight (G, E or 2E) and the bias (G,) of the same sum."""
-        H = self.hidden_size
-        return self.weight_ih_l0, self.bias_ih_l0 + F.pad(self.bias_hh_l0[:-H], (0, H))
-
-    def sweep(self, table, clock, tokens, sizes, compiled):
-        bias = self.bias_hh_l0[-self.hidden_size :]
-        return gru(table, clock, tokens, sizes, compiled, self.weight_hh_l0, bias)
-
-    def factored(self, table, clock, tokens, steps, compiled):
-        return swept(self, table, clock, tokens, steps, compiled)
 
 
 class LSTM(nn.LSTM):
     def forward(self, x, steps):
         return select(super().forward(x)[0], steps)
-
-    def input_map(self):
-        return self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0
-
-    def sweep(self, table, clock, tokens, sizes, compiled):
-        return lstm(table, clock, tokens, sizes, compiled, self.weight_hh_l0)
-
-    def factored(self, table, clock, tokens, steps, compiled):
-        return swept(self, table, clock, tokens, steps, compiled)
 
 
 class S4D(nn.Module):
@@ -283,123 +295,43 @@ class S4D(nn.Module):
         products = torch.cat([rows.real, -rows.imag], 1).mT @ torch.cat([columns.real, columns.imag], 1)
         return 2 * products.flatten(1)[:, :time]
 
-    def respond(self, own, shared, steps):
-        """What inputs (H, R, B) and, later, (H, T - R) that all rows share are answered with -> (M, B, H)."""
-        time, rows = own.shape[1] + shared.shape[1], own.shape[2]
+    def answered(self, steps, time):
+        """The first answered step, how many there are, and the convolution's kernel for these, last first:
+        in (H, stop + outputs - 1), output n takes the inputs from column n on."""
         start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
-        outputs, read = stop - start, min(stop, own.shape[1])
-        both = stop - read
-        kernel = F.pad(self.kernel(stop).flip(1), (0, outputs - 1))  # k[stop-1] .. k[0] 0 .. 0
-        toeplitz = kernel.unfold(1, read, 1)[:, :outputs].contiguous()  # (H, M, R), last output first
-        y = toeplitz @ own[:, :read].contiguous()
-        direct = own[:, start:stop]
-        if both:
-            toeplitz = kernel[:, read:].unfold(1, both, 1).contiguous()
-            y = y + toeplitz @ shared[:, :both, None]
-            repeated = shared[:, max(0, start - read) : both, None].expand(-1, -1, rows)
-            direct = torch.cat([direct, repeated], 1)
-        y = y.flip(1) + self.D[:, None, None] * direct  # (H, M, B)
-        h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))  # (M, B, H)
+        return start, stop - start, F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
+
+    def emit(self, y, steps):
+        """(H, M, B) convolved inputs -> (M, B, H)."""
+        h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))
         return h if isinstance(steps, slice) else select(h, steps)
 
     def forward(self, x, steps):
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
-        return self.respond(u, u[:, :0, 0], steps)
-
-    def input_map(self):
-        return self.project.weight, self.project.bias
-
-    def factored(self, table, clock, tokens, steps, compiled):
-        own = F.embedding(tokens, table) + clock[: len(tokens), None]  # (R, B, H)
-        return self.respond(own.permute(2, 0, 1), clock[len(tokens) :].T, steps)
-
-
-def swept(layer, table, clock, tokens, steps, compiled):
-    """`layer.sweep` over rows of one length; tokens (T or fewer, B) -> (M, B, H)."""
-    time, rows = len(clock), tokens.shape[1]
-    h = layer.sweep(table, clock, tokens.flatten(), [rows] * time, compiled)
-    return select(h.view(time, rows, -1), steps)
-
-
-def select(h, steps):
-    """(T, B, H) -> the answered steps, (M, B, H)."""
-    return h[steps] if isinstance(steps, slice) else h[steps.T, torch.arange(len(steps), device=h.device)]
+        start, outputs, kernel = self.answered(steps, u.shape[1])
+        stop = start + outputs
+        toeplitz = kernel.unfold(1, stop, 1)[:, :outputs].contiguous()  # (H, M, stop)
+        y = (toeplitz @ u[:, :stop].contiguous()).flip(1) + self.D[:, None, None] * u[:, start:stop]
+        return self.emit(y, steps)
 
 
 LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D}
-ENCODINGS = ("none", "sin", "random", "learned", "dup")
 
 
 class Model(nn.Module):
-    """The whole network; `positions` is the length of the tables of random and learned encodings.
+    """The whole network; `positions` is the length of the tables of random and learned encodings."""
 
-    At the steps in the slice `unencoded` the encoding is zero.
-    """
-
-    def __init__(
-        self, layer, encoding, vocab, embed=512, hidden=512, positions=128, combine="concat", unencoded=None
-    ):
+    def __init__(self, layer, encoding, vocab, embed=512, hidden=512, positions=128, *how):
         super().__init__()
-        if combine == "add" and encoding in ("none", "dup"):
-            raise Refused(f"combining by addition needs an encoding: {encoding} has none to add")
-        self.combine = combine
-        self.fast = self.compiled = False  # what recurrence.py computes, and whether with compiled steps
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
-        self.encoding = Encoding(encoding, positions, embed, unencoded)
-        self.layer = LAYERS[layer](embed if encoding == "none" or combine == "add" else 2 * embed, hidden)
+        self.encoding = ENCODINGS[encoding](positions, embed, *how)
+        self.layer = LAYERS[layer](self.encoding.inputs, hidden)
         self.readout = nn.Linear(hidden, vocab)
 
-    def represent(self, inputs):
-        """(B, T) integers -> (T, B, E or 2E), what the layer reads."""
-        tokens = self.embedding(inputs.T)
-        if self.encoding.name == "dup":
-            return torch.cat([tokens, tokens], dim=-1)
-        times = self.encoding(inputs.shape[1])
-        if times is None:
-            return tokens
-        times = times[:, None].to(tokens.dtype)
-        if self.combine == "add":
-            return tokens + times
-        return torch.cat([tokens, times.expand_as(tokens)], dim=-1)
-
     def forward(self, inputs, steps):
-        """(B, T) integers -> (M, B, K) logits at the answered steps alone."""
-        return self.readout(self.features(inputs, steps))
-
-    def occurring(self, tokens):
-        """Embeddings of the integers that occur and, last, the command's; tokens as their places there."""
-        if tokens.device.type != "cpu":  # a GPU would be waited for: of all integers
-            return self.embedding.weight, tokens
-        used, places = tokens.unique(return_inverse=True)
-        return self.embedding(F.pad(used, (0, 1), value=self.embedding.num_embeddings - 1)), places
-
-    def input_products(self, embedded, time):
-        """The input weights' products with embeddings (R, E) and with the steps -> (R, G), (time, G)."""
-        (weight, bias), vectors, E = self.layer.input_map(), self.encoding(time), embedded.shape[1]
-        if self.encoding.name == "dup":
-            weight = weight[:, :E] + weight[:, E:]
-        if vectors is None:
-            return F.linear(embedded, weight), bias.expand(time, -1)
-        return F.linear(embedded, weight[:, :E]), F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
-
-    def features(self, inputs, steps, commands=0):
-        """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
-        if not self.fast or not hasattr(self.layer, "factored"):
-            return self.layer(self.represent(inputs), steps)
-        time = inputs.shape[1]
-        embedded, tokens = self.occurring(inputs[:, : time - commands].T)
-        table, clock = self.input_products(embedded, time)
-        if commands:
-            clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
-        return self.layer.factored(table, clock, tokens, steps, self.compiled)
-
-    def loss_and_accuracy(self, episode):
-        if not self.fast:
-            return loss_and_accuracy(self(episode.inputs, episode.steps), episode)
-        features = self.features(episode.inputs, episode.steps, episode.commands).flatten(0, 1)
-        targets = episode.targets.T.flatten()
-        weight, bias = self.readout.weight, self.readout.bias
-        return cross_entropy(features, weight, bias, targets, episode.share(), self.compiled)
+        """(B, T) integers -> (M, B, K) logits at the answered steps."""
+        x = self.encoding.join(self.embedding(inputs.T))  # (T, B, E or 2E)
+        return self.readout(self.layer(x, steps))
 
 
 def loss_and_accuracy(logits, episode):
@@ -414,83 +346,20 @@ def loss_and_accuracy(logits, episode):
     return losses @ share, right @ share
 
 
-def score(logits, target, share):
-    """Loss and share of right answers of (n, K) logits, which become its gradient; target, share (n, 1)."""
-    top = logits.amax(1, keepdim=True)
-    total, own = (logits - top).exp().sum(1, keepdim=True), logits.gather(1, target)
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    answer = torch.where(logits == top, columns, len(columns)).amin(1, keepdim=True)  # the first, as argmax
-    loss, right = ((top - own + total.log()) * share).sum(), ((answer == target) * share).sum()
-    logits.copy_(((logits - top).exp() / total - (columns == target).to(logits.dtype)) * share)
-    return loss, right
-
-
-class CrossEntropy(torch.autograd.Function):
-    """`cross_entropy` below; the gradients are computed with the loss, while a chunk's logits exist."""
-
-    @staticmethod
-    def forward(ctx, features, weight, bias, targets, share, compiled, gradients):
-        rows, low, step = max(1, CHUNK // len(weight)), weight.to(features.dtype), pointwise(score, compiled)
-        loss, right = weight.new_zeros(()), weight.new_zeros(())
-        d_features, d_weight, d_bias = (torch.zeros_like(x) for x in (features, weight, bias))
-        for part in (slice(n, n + rows) for n in range(0, len(features), rows)):
-            logits = torch.addmm(bias.to(low.dtype), features[part], low.T).to(weight.dtype)  # (n, K)
-            part_loss, part_right = step(logits, targets[part, None], share[part, None].to(weight.dtype))
-            loss += part_loss
-            right += part_right
-            if gradients:
-                d = logits.to(low.dtype)
-                torch.mm(d, low, out=d_features[part])
-                d_weight += d.T @ features[part]
-                d_bias += d.sum(0)
-        ctx.save_for_backward(d_features, d_weight, d_bias)
-        ctx.mark_non_differentiable(right)
-        return loss, right
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_loss, _):
-        return *(d * d_loss.to(d.dtype) for d in ctx.saved_tensors), None, None, None, None
-
-
-CHUNK = 2**25  # logits that exist at a time
-
-
-def cross_entropy(features, weight, bias, targets, share=None, compiled=False):
-    """Mean cross-entropy of a linear readout, and the share of right answers, in chunks of rows.
-
-    features (N, H), weight (K, H), bias (K,), targets (N,); `share` (N,) weighs the rows and sums to one
-    (None: all alike). The N x K logits never exist together.
-    """
-    if share is None:
-        share = weight.new_full((1,), 1 / len(features)).expand(len(features))
-    gradients = torch.is_grad_enabled()  # inside the function it never is
-    return CrossEntropy.apply(features, weight, bias, targets, share, compiled, gradients)
-
-
 @torch.no_grad()
-def answers(model, episode, batch):
-    """Predictions (N, M) and cross-entropies (N, M) of an episode of many rows, `batch` rows at a time."""
+def answers(logits, episode, batch):
+    """Predictions (N, M) and cross-entropies (N, M) of an episode of many rows, `batch` rows at a time.
+
+    `logits(inputs, steps)` is a model, or fast.py's of it.
+    """
     predictions, losses = [], []
     for start in range(0, len(episode.inputs), batch):
         part = episode.rows(slice(start, start + batch))
-        logits = model(part.inputs, part.steps)  # (M, b, K)
-        predictions.append(logits.argmax(-1).T)
-        loss = F.cross_entropy(logits.flatten(0, 1), part.targets.T.flatten(), reduction="none")
-        losses.append(loss.view(logits.shape[:2]).T)
+        found = logits(part.inputs, part.steps)  # (M, b, K)
+        predictions.append(found.argmax(-1).T)
+        loss = F.cross_entropy(found.flatten(0, 1), part.targets.T.flatten(), reduction="none")
+        losses.append(loss.view(found.shape[:2]).T)
     return torch.cat(predictions), torch.cat(losses)
-
-
-class Data:
-    """A trial's data: a task sets `held_out` and `batch`, and its `episode(rows)` says what to answer."""
-
-    def training_episode(self, i):
-        return self.episode(self.held_out.training_rows(i, self.batch))
-
-    def evaluate(self, model):
-        """The metrics of the held-out test."""
-        episode = self.episode(self.held_out.rows)
-        return sequence_metrics(episode, *answers(model, episode, self.batch))
 
 
 def learning_rate(i, peak, warmup, iterations):
