@@ -1,44 +1,55 @@
-"""Trial folders -> tables with intervals, figures, verdicts on the paper's claims.
+"""Trial folders -> tables with intervals, verdicts on the paper's claims, pictures, RESULTS.md.
 
-A `Figure` says what one trial contributes; `show` gathers a figure's trials, prints a table per metric with
-the mean over seeds, its 95% bootstrap interval, n and every seed's value, and draws the figure where
-matplotlib is installed. `python report.py` lists how far every figure of every script is.
+    python report.py                                                   # how far every figure is
+    python report.py --write RESULTS.md --out results --scale quick    # all tables and verdicts
+
+A `Figure` says what one trial contributes, a `Claim` what the paper says about them. `show` prints a figure's
+tables, with the mean over seeds, its 95% bootstrap interval, n and every seed's value, then a verdict per
+claim, and draws it where matplotlib is installed.
 """
 
 import datetime
 import fcntl
 import importlib
+import importlib.util
 import itertools
 import json
+import math
+import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from common import bootstrap_interval, bootstrap_resamples
+from common import Refused, bootstrap_interval, bootstrap_resamples
 
 ENOUGH = 3  # trials on each side of a claim
-SCRIPTS = ["reverse", "sort", "delayed_add", "predecessor", "lm_wikitext", "lm_shakespeare"]
-TEXT = ("text_sha256", "pieces_sha256")  # trial.FINGERPRINTS, of the files a trial read
-STATES = ["done", "running", "failed", "stopped", "missing"]
+VERDICTS = {True: "holds", False: "fails", None: "not enough trials"}
+TASKS = {"reverse": "Reverse", "sort": "Sort", "delayed_add": "DelayedAddition", "predecessor": "Predecessor"}
+TASKS |= {"stability": "Stability", "lm_wikitext": "WikiText", "lm_shakespeare": "Shakespeare"}
+SCALES = ["paper", "quick", "smoke"]
+TEXT = ("text_sha256", "pieces_sha256")  # in a trial's config: fingerprints of the files that it read
+MARKER = "<!-- made by python report.py --write; edit above this line only -->"
 
 
 @dataclass
 class Figure:
-    """Drawn with a panel per model and metric and a line per encoding over the flag `x`; or, with `curves`,
-    with the lines (panel, line, {x: y}) that curves(flags, metrics) yields for every trial."""
+    """Drawn with a row of panels per model, a panel per metric and a line per encoding over the flag `x`; or,
+    with `curves`, with the lines (panel, line, {x: y}) that curves(flags, metrics) yields for every trial."""
 
     title: str
     metrics: dict  # name -> function of a trial's metrics that gives one number
-    x: str
+    x: str  # a flag; with `curves` what their x is, in words
     curves: Callable | None = None
     y: str = "accuracy"  # of the curves
     file: str = "result.json"  # or stability.json, whose metrics stand at its top level
     curve: bool = False  # read curve.csv too, as metrics["curve"]: {column: [values]}
     log_y: bool = False
-    table: Callable | None = None  # table(cells, scale) prints it, where that is not a table per metric
+    table: Callable | None = None  # table(cells, scale) -> lines, where that is not a table per metric
+    note: Callable | None = None  # note(cells) -> lines to stand below the verdicts
 
     def lines(self, flags, metrics):
         """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
@@ -48,13 +59,28 @@ class Figure:
         return [(panel, name, line, {x: metric(metrics)}) for name, metric in self.metrics.items()]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Claim:
+    """One sentence of the paper about a figure: trials with the flags `better` are above those with `worse`.
+
+        Claim("fig2", "the encoding helps {model} at the largest vocabulary", accuracy,
+              better=SIN | dict(vocab=max), worse=NONE | dict(vocab=max), per="model")
+
+    It holds where the 95% bootstrap interval of the difference of means lies above zero. `min` or `max` as a
+    flag's value stands for the smallest or largest among the trials that the claim is about. Of edit
+    distances and perplexities, the trials that should have the larger ones are `better`.
+    """
+
     figure: str
-    text: str
-    check: Callable  # Cells -> (True, False or None for not enough trials; the numbers)
+    text: str  # {model}, {vocab}, ... stand for the values in `where` and of `per`, a model's in capitals
+    metric: Callable  # a trial's metrics -> a number
+    better: dict  # flags that leave one cell
+    worse: dict | float  # flags; or a number, and the mean of every cell of `better` is above it
+    than: Callable | None = None  # the metric of `worse`, where it is another; of the same trials, in pairs
     where: dict = field(default_factory=dict)  # the trials it is about; not shown for a grid without any
-    scales: tuple = ("paper", "quick", "smoke")  # an absolute number is claimed at paper scale only
+    per: str = ""  # a flag: one claim for each of its values in the grid
+    no_gain: bool = False  # claims that `better` is not above; few or noisy trials are enough for that
+    scales: tuple = tuple(SCALES)  # an absolute number is claimed at paper scale only
 
 
 class Cells:
@@ -69,8 +95,11 @@ class Cells:
             flags[k] = v({f[k] for f, _ in self.trials}) if callable(v) and self.trials else v
         return Cells([t for t in self.trials if all(t[0].get(k) == v for k, v in flags.items())])
 
+    def finished(self):
+        return [metrics for _, metrics in self.trials if metrics]
+
     def values(self, metric):
-        return [metric(metrics) for _, metrics in self.trials if metrics]
+        return [metric(metrics) for metrics in self.finished()]
 
     def groups(self):
         """{flags without the seed: Cells}, in the order of the grid."""
@@ -80,340 +109,429 @@ class Cells:
             found.setdefault(cell, Cells([])).trials.append((flags, metrics))
         return found
 
-
-def above(threshold, metric, where):
-    """Claim: every cell's mean is above the threshold."""
-
-    def check(cells):
-        values = {cell: c.values(metric) for cell, c in cells.where(**where).groups().items()}
-        fewest = min(map(len, values.values()), default=0)
-        if fewest < ENOUGH:
-            return None, f"n = {fewest} in the smallest of {len(values)} cells"
-        worst = min(values, key=lambda cell: np.mean(values[cell]))
-        return bool(
-            np.mean(values[worst]) > threshold
-        ), f"lowest {np.mean(values[worst]):.4f} ({describe(worst)})"
-
-    return check
+    def texts(self):
+        """How many finished trials read each text; trials of different ones are not compared."""
+        return Counter(tuple(metrics["text"].values()) for metrics in self.finished())
 
 
-def higher(metric, better, worse, than=None):
-    """Claim: `metric` of the trials with the flags `better` is above that (or `than`) of those with `worse`.
-
-    Holds where the 95% bootstrap interval of the difference of means lies above zero.
-    """
-
-    def check(cells):
-        a, b = cells.where(**better), cells.where(**worse)
-        if len(a.groups()) != 1 or (a.trials == b.trials and than is None):
-            return None, "the grid has nothing to compare"
-        return difference(a.values(metric), b.values(than or metric), paired=a.trials == b.trials)
-
-    return check
+# ------------------------------------------------------------------------------------------------------------
+# Claims
+# ------------------------------------------------------------------------------------------------------------
 
 
-def not_higher(metric, a, b, than=None):
-    """Claim: no improvement is found. Holds where the interval of the difference does not lie above zero, so
-    that few or noisy trials are enough; the numbers say how much could have been missed."""
-
-    def check(cells):
-        holds, numbers = higher(metric, a, b, than)(cells)
-        return None if holds is None else not holds, numbers
-
-    return check
+def expand(claim, cells):
+    """The claims that one row stands for in a grid: one per value of `per`, with the text filled in."""
+    for value in dict.fromkeys(flags.get(claim.per) for flags, _ in cells.where(**claim.where).trials):
+        where = claim.where | ({claim.per: value} if claim.per else {})
+        words = {k: v.upper() if k == "model" else v for k, v in where.items()}
+        yield replace(claim, text=claim.text.format(**words), where=where, per="")
 
 
-def difference(a, b, paired=False):
-    """`paired`: two numbers of the same trials, so that a resample takes both of a trial."""
+def judge(claim, cells):
+    """-> (True, False or None for not enough trials; the numbers) of a claim without `per`."""
+    about = cells.where(**claim.where)
+    better = about.where(**claim.better)
+    if not isinstance(claim.worse, dict):
+        return all_above(claim.worse, claim.metric, better.groups())
+    worse = about.where(**claim.worse)
+    same = better.trials == worse.trials
+    if len(better.groups()) != 1 or (same and claim.than is None):
+        return None, "the grid has nothing to compare"
+    a, b = better.values(claim.metric), worse.values(claim.than or claim.metric)
     if min(len(a), len(b)) < ENOUGH:
         return None, f"n = {len(a)} and {len(b)}"
-    if paired:
+    if same:  # two numbers of the same trials, so that a resample takes both of a trial
         resamples = bootstrap_resamples(np.subtract(a, b))
     else:
         resamples = bootstrap_resamples(a, 0) - bootstrap_resamples(b, 1)
     low, high = np.percentile(resamples, [2.5, 97.5])
     numbers = f"{np.mean(a):.4f} (n={len(a)}) against {np.mean(b):.4f} (n={len(b)})"
-    return bool(low > 0), f"{numbers}, difference {np.mean(a) - np.mean(b):+.4f} [{low:+.4f}, {high:+.4f}]"
+    numbers += f", difference {np.mean(a) - np.mean(b):+.4f} [{low:+.4f}, {high:+.4f}]"
+    return bool(low > 0) != claim.no_gain, numbers
 
 
-# ------------------------------------------------------------------------------------------------------------
+def all_above(threshold, metric, cells):
+    values = {cell: trials.values(metric) for cell, trials in cells.items()}
+    fewest = min(map(len, values.values()), default=0)
+    if fewest < ENOUGH:
+        return None, f"n = {fewest} in the smallest of {len(values)} cells"
+    cell = min(values, key=lambda cell: np.mean(values[cell]))
+    words = " ".join(f"{k.replace('_', '-')} {v}" for k, v in cell)
+    return bool(np.mean(values[cell]) > threshold), f"lowest {np.mean(values[cell]):.4f} ({words})"
+
+
 # What several tasks report
-# ------------------------------------------------------------------------------------------------------------
-
-
-def accuracy(metrics):
-    return metrics["token_accuracy"]
-
-
-def distance(metrics):
-    return metrics["damerau_levenshtein"]
-
-
+accuracy, distance = itemgetter("token_accuracy"), itemgetter("damerau_levenshtein")
 ACCURACY = {"token accuracy": accuracy}
 BOTH_METRICS = ACCURACY | {"Damerau-Levenshtein distance": distance}
 NONE, SIN, DUP = dict(pe="none"), dict(pe="sin"), dict(pe="dup")
 DUP_CLAIMS = [
-    Claim("fig12", "as many parameters do not help (dup)", not_higher(accuracy, DUP, NONE)),
-    Claim("fig12", "the encoding helps", higher(accuracy, SIN, NONE)),
-    Claim("fig12", "the encoding helps more than dup", higher(accuracy, SIN, DUP)),
+    Claim("fig12", "as many parameters do not help (dup)", accuracy, DUP, NONE, no_gain=True),
+    Claim("fig12", "the encoding helps", accuracy, SIN, NONE),
+    Claim("fig12", "the encoding helps more than dup", accuracy, SIN, DUP),
 ]
 
 
-def helps_at_each_vocab(figure, metric, grids):
-    """A claim for every vocabulary of a figure, at whatever scale."""
-    flags = itertools.chain(*(grid[figure] for grid in grids.values()))
-    return [
-        Claim(figure, f"the encoding helps at K = {vocab}", higher(metric, SIN, NONE), dict(vocab=vocab))
-        for vocab in sorted({f["vocab"] for f in flags})
-    ]
-
-
+# ------------------------------------------------------------------------------------------------------------
+# Tables and verdicts
 # ------------------------------------------------------------------------------------------------------------
 
 
-def read_curve(path):
-    header, *rows = path.read_text().splitlines()
-    return dict(zip(header.split(","), np.array([row.split(",") for row in rows], dtype=float).T.tolist()))
-
-
-def read_result(figure, flags, folder):
-    """-> (metrics or None, what is wrong with the file or None); a file is good if the figure can use it."""
-    try:
-        content = json.loads((folder / figure.file).read_text())
-        metrics = content["metrics"] if figure.file == "result.json" else content
-        config = content.get("config") or {}
-        metrics = metrics | {"seconds": content.get("seconds"), "text": {k: config.get(k) for k in TEXT}}
-        if figure.curve:
-            metrics = metrics | {"curve": read_curve(folder / "curve.csv")}
-        _ = [float(metric(metrics)) for metric in figure.metrics.values()], figure.lines(flags, metrics)
-        return metrics, None
-    except FileNotFoundError:
-        return None, None
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others are still reported
-        return None, f"{type(error).__name__}: {error}"
-
-
-def describe(cell):
-    return " ".join(f"{k.replace('_', '-')} {v}" for k, v in cell)
-
-
-def table(cells, name, metric):
-    """One line per cell: its flags, mean, interval, n, every seed's value."""
-    rows = [[]]
-    for cell, trials in cells.items():
-        rows[0] = [k.replace("_", "-") for k, _ in cell] + [
-            "mean",
-            "95% interval",
-            "n",
-            f"{name} of each seed",
-        ]
-        if not (values := trials.values(metric)):
-            continue
-        interval = bootstrap_interval(values)
-        rows.append(
-            [str(v) for _, v in cell]
-            + [
-                f"{np.mean(values):.4f}",
-                "[{:.4f}, {:.4f}]".format(*interval) if interval else "-",
-                str(len(values)),
-            ]
-            + [" ".join(f"{v:.4f}" for v in values)]
-        )
-    print_columns(rows, "  ")
-
-
-def print_columns(rows, indent=""):
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        print(indent + "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip())
+def read(figure, flags, folder):
+    """A trial's metrics, with "seconds", "text", "lines" to draw, and "about", all that its file has."""
+    content = json.loads((folder / figure.file).read_text())
+    metrics = dict(content["metrics"] if figure.file == "result.json" else content)
+    text = {name: content.get("config", {}).get(name) for name in TEXT}
+    metrics |= {"seconds": content["seconds"], "text": text, "about": content}
+    if figure.curve:
+        header, *rows = (folder / "curve.csv").read_text().splitlines()
+        values = np.array([row.split(",") for row in rows], dtype=float)
+        metrics["curve"] = dict(zip(header.split(","), values.T.tolist()))
+    for metric in figure.metrics.values():
+        float(metric(metrics))  # raises where a value is missing, so that later nothing does
+    metrics["lines"] = figure.lines(flags, metrics)
+    return metrics
 
 
 def load(figure, trials):
     """[(flags, folder)] -> (Cells, what is wrong with the files that cannot be read)."""
     found, broken = [], []
     for flags, folder in trials:
-        metrics, fault = read_result(figure, flags, folder)
+        path, metrics = folder / figure.file, None
+        try:
+            metrics = read(figure, flags, folder) if path.exists() else None
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others are still reported
+            broken.append(f"{path}: {type(error).__name__}: {error}")
         found.append((flags, metrics))
-        if fault:
-            broken.append(f"{folder / figure.file}: {fault}")
     return Cells(found), broken
 
 
-def texts(cells):
-    """How many finished trials read each text."""
-    return Counter(tuple(metrics["text"].values()) for _, metrics in cells.trials if metrics)
+def columns(rows, indent=""):
+    """Rows of words -> lines in which they stand in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [indent + "  ".join(word.ljust(w) for word, w in zip(row, widths)).rstrip() for row in rows]
 
 
-def show(task, scale, figures):
+def table(cells, name, metric):
+    """One line per cell: its flags, mean, interval, n, every seed's value."""
+    flags = [k.replace("_", "-") for k in cells.trials[0][0] if k != "seed"]
+    rows = [[*flags, "mean", "95% interval", "n", f"{name} of each seed"]]
+    for cell, trials in cells.groups().items():
+        if values := trials.values(metric):
+            interval = bootstrap_interval(values)
+            numbers = [f"{np.mean(values):.4f}", "[{:.4f}, {:.4f}]".format(*interval) if interval else "-"]
+            seeds = " ".join(f"{v:.4f}" for v in values)
+            rows.append([*(str(v) for _, v in cell), *numbers, str(len(values)), seeds])
+    return columns(rows, "  ")
+
+
+def report_lines(task, scale, name, cells, broken):
+    """What is printed of a figure; RESULTS.md has all but the first line."""
+    figure, done = task.figures[name], len(cells.finished())
+    lines = [f"{name} ({scale} scale): {figure.title}. {done} of {len(cells.trials)} trials finished"]
+    lines += [f"  cannot be read, left out: {fault}" for fault in broken]
+    if len(texts := cells.texts()) > 1:
+        counts = " and ".join(map(str, texts.values()))
+        lines.append(f"  trials of {len(texts)} different texts, not compared: {counts} of them")
+    if len(texts) != 1:
+        return lines
+    if figure.table:
+        lines += figure.table(cells, scale)
+    else:
+        lines += [line for item in figure.metrics.items() for line in ["", *table(cells, *item)]]
+    lines.append("")
+    for row in task.claims:
+        for claim in expand(row, cells) if row.figure == name and scale in row.scales else ():
+            holds, numbers = judge(claim, cells)
+            lines.append(f"  {VERDICTS[holds]}: {claim.text}: {numbers}")
+    return lines + (figure.note(cells) if figure.note else [])
+
+
+def show(task, scale, figures, out):
     """Print and draw the figures of a task: {figure: [(flags, folder), ...]}."""
-    missing_matplotlib = False
+    finished = 0
     for name, trials in figures.items():
-        figure = task.figures[name]
-        cells, broken = load(figure, trials)
-        finished = sum(metrics is not None for _, metrics in cells.trials)
-        print(f"\n{name} ({scale} scale): {figure.title}. {finished} of {len(trials)} trials finished")
-        for fault in broken:
-            print(f"  cannot be read, left out: {fault}")
-        if len(counts := texts(cells)) > 1:
-            parts = " and ".join(str(n) for n in counts.values())
-            print(f"  trials of {len(counts)} different texts, not compared: {parts} of them")
-        if len(counts) != 1:
-            continue
-        if figure.table:
-            figure.table(cells, scale)
-        for metric_name, metric in {} if figure.table else figure.metrics.items():
-            print()
-            table(cells.groups(), metric_name, metric)
-        print()
-        for claim in task.claims:
-            about = cells.where(**claim.where)
-            if claim.figure != name or scale not in claim.scales or not about.trials:
-                continue
-            holds, numbers = claim.check(about)
-            verdict = {True: "holds", False: "fails", None: "not enough trials"}[holds]
-            print(f"  {verdict}: {claim.text}: {numbers}")
-        try:
-            file_name = f"{task.name}-{name}" if scale == "paper" else f"{task.name}-{name}-{scale}"
-            print(f"  drawn: {draw(figure, cells, file_name)}")
-        except ImportError:
-            missing_matplotlib = True
-    if missing_matplotlib:
+        cells, broken = load(task.figures[name], trials)
+        finished += len(cells.finished())
+        print("", *report_lines(task, scale, name, cells, broken), sep="\n")
+        if CAN_DRAW and len(cells.texts()) == 1:
+            print(f"  {draw(task, scale, name, cells, out, ['.png', '.svg'])}")
+    if not finished and (line := other_scales([task], out, scale)):
+        print(f"\n{line}")
+    if not CAN_DRAW:
         print("\nmatplotlib is not installed, so no figure was drawn (pip install matplotlib, then --report)")
 
 
 # ------------------------------------------------------------------------------------------------------------
+# Pictures
+# ------------------------------------------------------------------------------------------------------------
+
+# Colours of Okabe and Ito, which colour-blind readers can tell apart: always the same for an encoding.
+STYLES = {
+    "none": dict(color="#000000", marker="o"),
+    "sin": dict(color="#0072B2", marker="s"),
+    "random": dict(color="#E69F00", marker="^"),
+    "learned": dict(color="#009E73", marker="D"),
+    "dup": dict(color="#CC79A7", marker="v"),
+    "rotary": dict(color="#D55E00", marker="P"),
+    "layernorm-learned": dict(color="#56B4E9", marker="X"),
+}
+LABELS = {"pe": "encoding", "vocab": "vocabulary size K"}  # of the x axis, where a flag's name does not do
+CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it would slow every trial's start
+
+# An SVG keeps its words as text, and is the same file whenever it is drawn.
+LOOKS = {"font.size": 8, "axes.titlesize": 8, "lines.markersize": 4}
+LOOKS |= {"svg.fonttype": "none", "svg.hashsalt": "report"}
 
 
-def gather(figure, cells):
+def picture_path(task, scale, name, out):
+    return Path(out) / "figures" / f"{task.name}-{name}{'' if scale == 'paper' else f'-{scale}'}.svg"
+
+
+def draw(task, scale, name, cells, out, kinds):
+    """A panel per (panel, y label), written to OUT/figures -> a line that says where, or why it is not."""
+    import matplotlib.figure
+
+    figure, path, panels = task.figures[name], picture_path(task, scale, name, out), gather(cells)
+    across = min(len(panels), 4) if figure.curves else len(figure.metrics)
+    down = math.ceil(len(panels) / across)
+    with matplotlib.rc_context(LOOKS):
+        size = (max(3 * across, 4.5), 2.5 * down + 1)  # inches; below a width of 4.5 the caption is cut off
+        picture = matplotlib.figure.Figure(size, layout="constrained")
+        axes = picture.subplots(down, across, squeeze=False, sharey=bool(figure.curves)).flat
+        for axis, ((panel, y_label), lines) in zip(axes, panels.items()):
+            axis.set(title=panel, ylabel=y_label, xlabel=LABELS.get(figure.x, figure.x))
+            draw_panel(axis, figure, lines, chance=figure.x == "vocab" and y_label in ACCURACY)
+        for axis in axes[len(panels) :]:
+            axis.remove()
+        picture.suptitle(f"{figure.title}, {scale} scale{sizes(cells)}")
+        add_legend(picture, panels)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for kind in kinds:
+                picture.savefig(path.with_suffix(kind), dpi=150, metadata={"Date": None})
+        except OSError as error:
+            return f"not drawn: {error}"
+    return f"drawn: {path.with_suffix(kinds[0])}"
+
+
+def sizes(cells):
+    """K and L, where all trials have the same."""
+    found = {}
+    for letter, flag in (("K", "vocab"), ("L", "length")):
+        configs = [metrics["about"].get("config", {}) for metrics in cells.finished()]
+        found[letter] = {config.get(flag) for config in configs} - {None}
+    return "".join(f", {letter} = {values.pop()}" for letter, values in found.items() if len(values) == 1)
+
+
+def gather(cells):
     """-> {(panel, y label): {line: {x: [value of each seed]}}}"""
     panels = {}
-    for flags, metrics in cells.trials:
-        for panel, y_label, line, points in figure.lines(flags, metrics) if metrics else ():
+    for metrics in cells.finished():
+        for panel, y_label, line, points in metrics["lines"]:
             drawn = panels.setdefault((panel, y_label), {}).setdefault(line, {})
             for x, y in points.items():
                 drawn.setdefault(x, []).append(y)
     return panels
 
 
-def draw(figure, cells, name):
-    """Means with 95% intervals, one panel per (panel, y label) -> path of the PNG; an SVG lies beside it."""
-    import matplotlib
+def draw_panel(axis, figure, lines, chance):
+    """Lines over x; or points side by side, where x is a word or there is a single one."""
+    axis.grid(axis="y", alpha=0.3)
+    axis.locator_params(axis="y", nbins=5)  # each grid line is a part of the SVG's size
+    xs = sorted({x for points in lines.values() for x in points})
+    side_by_side = isinstance(xs[0], str) or len(xs) == 1
+    draw_one = draw_points if side_by_side else draw_line
+    for n, (line, points) in enumerate(lines.items()):
+        style = STYLES.get(line, dict(color=f"C{n}", marker="o"))
+        draw_one(axis, line, dict(sorted(points.items())), style)
+    if side_by_side:
+        axis.margins(x=0.3)
+        level = f" (chance: {1 / xs[0]:.2g})" if chance else ""
+        axis.set_xlabel(axis.get_xlabel() + ("" if isinstance(xs[0], str) else f" = {xs[0]}{level}"))
+    elif chance:
+        axis.plot(xs, [1 / x for x in xs], ":", color="gray", label="chance, 1/K")
+    if figure.log_y:
+        axis.set_yscale("log")
+    if not figure.curves and not side_by_side:  # flags double from trial to trial
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(xs, map(str, xs))
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    panels = gather(figure, cells)
-    columns = min(len(panels), 2)
-    rows = -(-len(panels) // columns)
-    picture, axes = plt.subplots(
-        rows, columns, figsize=(4 * columns, 3.2 * rows), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(panels) :]:
-        axis.axis("off")
-    first = {}  # axis of each y label: panels with the same one share its range
-    for axis, ((panel, y_label), lines) in zip(axes.flat, panels.items()):
-        if first.setdefault(y_label, axis) is not axis:
-            axis.sharey(first[y_label])
-        for line, points in lines.items():
-            xs = sorted(points) if all(not isinstance(x, str) for x in points) else list(points)
-            means = np.array([np.mean(points[x]) for x in xs])
-            intervals = [bootstrap_interval(points[x]) or (m, m) for x, m in zip(xs, means)]
-            low, high = np.array(intervals).T
-            (drawn,) = axis.plot(
-                xs, means, "o-" if len(xs) < 16 else "-", markersize=4, linewidth=1.2, label=line
-            )
-            axis.fill_between(xs, low, high, alpha=0.2, color=drawn.get_color(), linewidth=0)
-            if len(xs) < 16:
-                axis.vlines(xs, low, high, color=drawn.get_color(), linewidth=1.2)
-        if figure.x in ("vocab", "heads", "layers", "context"):
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(sorted(set().union(*lines.values())), minor=False)
-            axis.xaxis.set_major_formatter("{x:.0f}")
-            axis.minorticks_off()
-        if figure.log_y:
-            axis.set_yscale("log")
-        axis.set(title=panel, xlabel=figure.x, ylabel=y_label)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
-    picture.suptitle(f"{figure.title} (mean, 95% interval)", fontsize="medium")
-    Path("figures").mkdir(exist_ok=True)
-    path = Path("figures") / f"{name}.png"
-    picture.savefig(path, dpi=150)
-    picture.savefig(path.with_suffix(".svg"))
-    plt.close(picture)
-    return path
+def draw_line(axis, line, points, style):
+    means, (below, above) = means_and_errors(points)
+    axis.plot(list(points), means, markevery=max(1, len(points) // 16), label=line, **style)
+    axis.fill_between(list(points), means - below, means + above, color=style["color"], alpha=0.15)
+
+
+def draw_points(axis, line, points, style):
+    """With every seed's value as a dash; the name on the x axis is the line's where x is no word."""
+    names = [x if isinstance(x, str) else line for x in points]
+    for name, values in zip(names, points.values()):
+        axis.plot([name] * len(values), values, "_", color=style["color"], markersize=10, alpha=0.6)
+    axis.errorbar(names, *means_and_errors(points), linestyle="none", **style)
+
+
+def means_and_errors(points):
+    """{x: values} -> the means, and how far their intervals reach below and above them."""
+    means = [np.mean(values) for values in points.values()]
+    ends = [bootstrap_interval(v) or (mean, mean) for v, mean in zip(points.values(), means)]
+    return means, np.abs(np.transpose(ends) - means)
+
+
+def add_legend(picture, panels):
+    """One for all panels, below them; its title is the caption. Points have their names on the x axis."""
+    handles = {}
+    for axis in picture.axes:
+        handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
+    counts = {len(v) for lines in panels.values() for points in lines.values() for v in points.values()}
+    n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    caption = f"mean and 95% bootstrap interval{'' if handles else ', dashes: seeds'}; n = {n}"
+    how = dict(loc="outside lower center", ncols=4, frameon=False, title=caption)
+    picture.legend(handles.values(), handles.keys(), **how)
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Progress over many trials: python report.py [--out DIR] [--scale SCALE]
+# Many trials: how far they are, and RESULTS.md
 # ------------------------------------------------------------------------------------------------------------
 
-
-def is_locked(folder):
-    try:
-        with open(folder / "lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+STATES = ["done", "running", "stopped", "missing"]
 
 
 def progress(folder):
     """-> (state, iterations done, seconds spent) of a trial, as far as its last save tells."""
     try:
         result = json.loads((folder / "result.json").read_text())
-        if result["metrics"]:
-            return "done", int(result["iterations"]), float(result["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return "done", result["iterations"], result["seconds"]
+    except (OSError, ValueError, LookupError, TypeError):  # not finished, or broken
+        state = "stopped" if folder.exists() else "missing"
+    try:
+        with open(folder / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        state = "running"
+    except OSError:  # there is no lock
         pass
     try:
-        *_, row = (folder / "curve.csv").read_text().splitlines()
-        iterations, seconds = int(row.split(",")[0]), float(row.split(",")[-1])
-    except (OSError, ValueError):  # none saved yet
-        iterations, seconds = 0, 0.0
-    if is_locked(folder):
-        return "running", iterations, seconds
-    if (folder / "failed.json").exists():
-        return "failed", iterations, seconds
-    return ("stopped" if folder.exists() else "missing"), iterations, seconds
+        iteration, *_, seconds = (folder / "curve.csv").read_text().splitlines()[-1].split(",")
+        return state, int(iteration), float(seconds)
+    except (OSError, ValueError, LookupError):  # none saved yet
+        return state, 0, 0.0
 
 
-def progress_row(trials):
-    """[(iterations wanted, folder)] -> counts by state, time spent, time left at the measured speed."""
-    found = [(wanted, *progress(folder)) for wanted, folder in trials]
-    counts = Counter(state for _, state, _, _ in found)
-    done, spent = sum(x[2] for x in found), sum(x[3] for x in found)
-    usual = spent / done if done else None
-    left = 0
-    for wanted, state, iterations, seconds in found:
-        if state != "done" and left is not None:
-            speed = seconds / iterations if iterations else usual
-            left = None if speed is None else left + (wanted - iterations) * speed
-    times = ["unknown" if t is None else str(datetime.timedelta(seconds=round(t))) for t in (spent, left)]
-    return [str(len(trials)), *(str(counts[state]) for state in STATES), *times]
+def duration(seconds):
+    return str(datetime.timedelta(seconds=round(seconds)))
+
+
+def show_progress(out, scale):
+    """A line per figure: how many trials are in each state, time spent, time left at the speed so far."""
+    rows = [["script", "figure", "trials", *STATES, "spent", "left"]]
+    tasks = [task for task in task_classes() if not task.under]
+    for task in tasks:
+        for name, trials in campaign(task, out, scale).items():
+            states, iterations, seconds = zip(*(progress(one.task.folder) for one in trials))
+            counts = [len(trials), *(states.count(state) for state in STATES)]
+            done, wanted = sum(iterations), sum(one.task.args.iterations for one in trials)
+            spent = sum(seconds)
+            left = duration(spent * (wanted - done) / done) if done else "unknown"
+            rows.append([f"{task.name}.py", name, *map(str, counts), duration(spent), left])
+    print(*columns(rows), sep="\n")
+    print("stopped: interrupted, to be continued by the same command; figures may share trials.")
+    print("Fig. 5 is computed from the snapshots of Fig. 3's trials: python stability.py --report")
+    if line := other_scales(tasks, out, scale):
+        print(line)
+
+
+def task_classes():
+    return [getattr(importlib.import_module(script), name) for script, name in TASKS.items()]
+
+
+def campaign(task, out, scale):
+    """-> {figure: [Listed]}: the flags and the task of all its trials at a scale."""
+    import cli  # which imports this module
+
+    args, given = cli.parse(task, ["--out", str(out), "--scale", scale])
+    return {figure: cli.grid(task, args, given, figure) for figure in task.grids[scale]}
+
+
+def other_scales(tasks, out, scale):
+    """A line about the finished trials of other scales where this one has none, else an empty one."""
+    files = {one: set() for one in SCALES}  # figures share trials
+    for one, task in itertools.product(SCALES, tasks):
+        for name, trials in campaign(task, out, one).items():
+            paths = {trial.task.folder / task.figures[name].file for trial in trials}
+            files[one] |= {path for path in paths if path.exists()}
+    if files[scale] or not any(files.values()):
+        return ""
+    found = " and ".join(f"{len(paths)} of {one} scale are" for one, paths in files.items() if paths)
+    flags = " or ".join(f"--scale {one}" for one, paths in files.items() if paths)
+    return f"no trial of {scale} scale is finished in {out}; {found}: {flags}"
+
+
+def origin(cells):
+    """How many trials there are, how long they took, and what they ran on."""
+    about = [metrics["about"] for metrics in cells.finished()]
+    distinct = lambda values: " and ".join(sorted(set(values)))
+    device = distinct(str(one.get("device")) for one in about)
+    version = distinct(str(one.get("torch")) for one in about)
+    commit = distinct(str(one.get("commit"))[:7] for one in about)
+    seconds = np.median([one["seconds"] for one in about])
+    n = f"{len(about)} of {len(cells.trials)} trials, median {seconds:.3g} s each"
+    return f"{n}; {device}; torch {version}; commit {commit}."
+
+
+def section(task, scale, name, trials, out, folder):
+    """A figure's part of a RESULTS.md in `folder`: its lines, none where no trial is finished."""
+    figure, picture = task.figures[name], picture_path(task, scale, name, out)
+    cells, broken = load(figure, [(one.flags, one.task.folder) for one in trials])
+    if not cells.finished():
+        return []
+    if CAN_DRAW and len(cells.texts()) == 1:
+        draw(task, scale, name, cells, out, [".svg"])
+    lines = [f"### {name}: {figure.title}", "", f"`python {task.name}.py --scale {scale} --all {name}`", ""]
+    if picture.exists():
+        lines += [f"![{figure.title}]({os.path.relpath(picture, folder)})", ""]
+    report = report_lines(task, scale, name, cells, broken)[1:]
+    body = "\n".join(line.removeprefix("  ") for line in report).strip("\n")
+    return [*lines, "```text", body, "```", "", origin(cells), ""]
+
+
+def write(path, out, scale):
+    """Make RESULTS.md anew below its marker."""
+    text = path.read_text() if path.exists() else f"# Results\n\n{MARKER}"
+    if MARKER not in text:
+        raise Refused(f"{path} has no line {MARKER}: put it below what is to be kept")
+    lines = [text[: text.index(MARKER)] + MARKER, ""]
+    for task in task_classes():
+        parts = []
+        for name, trials in campaign(task, out, scale).items():
+            parts += section(task, scale, name, trials, out, path.parent)
+        lines += [f"## {task.name}.py", "", *parts] if parts else []
+    for file in sorted(out.glob("bench/*.json")):
+        table = importlib.import_module("bench").table(json.loads(file.read_text()))
+        lines += [f"## bench.py, {file.stem}", "", "```text", *table, "```", ""]
+    path.write_text("\n".join(lines))
 
 
 def main(argv=None):
-    import trial
+    import cli
 
-    parser = trial.Parser(prog="report.py", description="How far every figure of every script is.")
-    parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
-    parser.add_argument("--scale", choices=["paper", "quick", "smoke"], default="paper", help="(paper)")
-    given = parser.parse_args(argv)
-    words = [w for k, v in vars(given).items() for w in trial.as_flag(k, v)]
-    rows = [["script", "figure", "trials", *STATES, "spent", "left"]]
-    for script in SCRIPTS:
-        task = importlib.import_module(script).TASK
-        _, args, given = trial.parse(task, words)
-        for figure in task.grids[args.scale]:
-            grid = trial.grid(task, args, given, figure)
-            trials = [(chosen.iterations, trial.trial_folder(task, chosen)) for _, _, chosen in grid]
-            rows.append([f"{script}.py", figure, *progress_row(trials)])
-    print_columns(rows)
-    print("stopped: interrupted, to be continued by the same command; figures may share trials.")
-    print("Fig. 5 is computed from the snapshots of Fig. 3's trials: python stability.py --report")
+    parser = cli.Parser("report.py", description="How far every figure of every script is.")
+    parser.add_argument("--out", default="runs", type=Path, help="folder of all trials (runs)")
+    parser.add_argument("--scale", choices=SCALES, default="paper", help="(paper)")
+    parser.add_argument("--write", metavar="FILE", type=Path, help="make FILE, such as RESULTS.md, instead")
+    args = parser.parse_args(argv)
+    try:
+        if args.write:
+            write(args.write, args.out, args.scale)
+        else:
+            show_progress(args.out, args.scale)
+    except BrokenPipeError:  # of `| head`
+        pass
+    except (OSError, Refused) as error:
+        parser.error(error)
+    finally:
+        cli.leave_quietly()
 
 
 if __name__ == "__main__":
