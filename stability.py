@@ -15,15 +15,13 @@ numbers go to stability.json beside result.json; snapshots that have theirs are 
 No autograd. GRU and LSTM: the Jacobian of one time step is a sum of row-scaled blocks of the recurrent
 weights; one sweep from the answer back to the target multiplies these up, for many sequences at once. S4D:
 the state reaches the output through one sum per channel: inner products of Jacobian rows have a closed form.
+Products are in fp32 whatever the trial was trained in.
 """
 
-import argparse
-import dataclasses
-import datetime
-import itertools
-import json
+import cli
+from cli import COUNT
+
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -32,20 +30,20 @@ import torch
 import torch.nn.functional as F
 
 import common
-import report
+import fast
 import reverse
 import trial
 from common import Refused
-from report import NONE, SIN, Claim, Figure, above, higher
-from reverse import AMONG_RARE, CONDITIONS, KINDS
+from report import NONE, SIN, Claim, Figure
+from reverse import AMONG_RARE, CONDITIONS, GRU, KINDS, LSTM, S4D, DualFrequency
 
 # ------------------------------------------------------------------------------------------------------------
-# Pairs of sequences. P pairs, S sequences, T steps up to the answer, D outputs, H state, t target (1-based)
+# The statistic: P pairs, S sequences, T steps up to the answer, D outputs, H state, t target (1-based)
 # ------------------------------------------------------------------------------------------------------------
 
 
 def draw_pairs(seed, vocab, length, target, count, device="cpu"):
-    """(4, count, 2, T): A and B of `count` pairs of each condition, from the seed alone.
+    """-> A and B, (4 count, T) each: `count` pairs of each condition in turn, from the seed alone.
 
     They share all that is read up to the target, and so the state there (section 4.3); only S4D's target has
     anything before it. They end with the command that asks for the target, step 2L + 1 - t.
@@ -59,36 +57,21 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
         rows += kinds * (vocab // 2)
         rows[:, 1, :target] = rows[:, 0, :target]
         pairs.append(F.pad(rows, (0, length + 1 - target), value=vocab))
-    return torch.stack(pairs)
+    return torch.cat(pairs).unbind(1)
 
 
-def default_target(model, length):
-    """GRU, LSTM: the first token; S4D: where vanilla S4D is worst among Rare disturbants, 23 of 64."""
-    return max(1, round(23 * length / 64)) if model == "s4d" else 1
-
-
-# ------------------------------------------------------------------------------------------------------------
-# The statistic
-# ------------------------------------------------------------------------------------------------------------
+AT_ONCE = 64  # pairs: enough to keep a device busy; at H = 512 the Jacobians of so many need 1 GiB
 
 
 @torch.no_grad()
-def stability(model, a, b, target, memory=4.0):
-    """(P,): sum_i w_i cos(J_i^A, J_i^B) of token rows a and b (P, T), w_i in proportion to |J_i^A||J_i^B|.
-
-    So many pairs are taken at a time that they need `memory` GiB at most, beside the model.
-    """
-    layer, H = model.layer, model.readout.in_features
-    if isinstance(layer, common.S4D):
-        similarity, floats = s4d_similarity, 100 * H
-    else:
-        similarity = recurrent_similarity
-        floats = 2 * (6 * H**2 + 14 * H * a.shape[1])  # of two sequences: matrices, and vectors of each step
-    pairs = max(1, int(memory * 2**30 / (floats * model.readout.weight.element_size())))
-    by_integer, by_step = model.input_products(model.embedding.weight, a.shape[1])  # (K+1, G), (T, G)
-    read = lambda rows, step: by_integer[rows[:, step]] + by_step[step]
-    chunks = [similarity(layer, read, torch.cat(ab), target) for ab in zip(a.split(pairs), b.split(pairs))]
-    return torch.cat(chunks)
+def stability(model, a, b, target):
+    """(P,): sum_i w_i cos(J_i^A, J_i^B) of token rows a and b (P, T), w_i in proportion to |J_i^A||J_i^B|."""
+    similarity = s4d_similarity if isinstance(model.layer, common.S4D) else recurrent_similarity
+    table, clock = fast.input_products(model, model.embedding.weight, a.shape[1])  # (K+1, G), (T, G)
+    found = []
+    for rows in map(torch.cat, zip(a.split(AT_ONCE), b.split(AT_ONCE))):  # (S, T), first all A, then all B
+        found.append(similarity(model.layer, table[rows.T] + clock[:, None], target))
+    return torch.cat(found)
 
 
 def weighted_cosine(ab, aa, bb):
@@ -100,106 +83,89 @@ def weighted_cosine(ab, aa, bb):
     return (ab / weights.clamp(min=torch.finfo(torch.double).tiny)).clamp(-1, 1)
 
 
-# ------------------------------------------------------------------------------------------------------------
 # GRU and LSTM: J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
-# ------------------------------------------------------------------------------------------------------------
 
 RESCALED = 8  # time steps between rescalings: few enough for float32, enough to cost nothing
 
 
-def recurrent_similarity(layer, read, rows, target):
-    sweep = lstm_jacobian if isinstance(layer, torch.nn.LSTM) else gru_jacobian
-    parts = sweep(layer, read, rows, target)
-    rescale(*parts)
-    parts = [part.chunk(2) for part in parts]  # A's and B's, (P, D, H)
-    inner = [sum((part[i] * part[j]).sum(-1) for part in parts) for i, j in ((0, 1), (0, 0), (1, 1))]
-    return weighted_cosine(*inner)
+def recurrent_similarity(layer, inputs, target):
+    """(P,) of two sequences each, whose inputs to the gates are (T, S, G)."""
+    lstm, backs = isinstance(layer, torch.nn.LSTM), []
+    state = [inputs.new_zeros(inputs.shape[1], layer.hidden_size)] * (2 if lstm else 1)
+    for x in inputs:
+        state, back = (lstm_step if lstm else gru_step)(layer, x, *state)
+        backs.append(back)
+
+    same = torch.eye(layer.hidden_size).to(inputs).repeat(inputs.shape[1], 1, 1)
+    J = [same, torch.zeros_like(same)] if lstm else [same]  # d h_out / d h and d c, (S, D, H) each
+    for number, back in enumerate(reversed(backs[target:]), 1):
+        J = back(*J)
+        if number % RESCALED == 0:
+            rescale(J)
+    rescale(J)
+    pairs = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
+    return weighted_cosine(*(sum((p[i] * p[j]).sum(-1) for p in pairs) for i, j in ((0, 1), (0, 0), (1, 1))))
 
 
-def through_gates(slopes, weights, out):
-    """(S, H, H): the sum over gates of diag(slope) W, each slope (S, H) and each W (H, H)."""
-    torch.mul(slopes[0][:, :, None], weights[0], out=out)
-    for slope, W in zip(slopes[1:], weights[1:]):
-        out.addcmul_(slope[:, :, None], W)
-    return out
-
-
-def rescale(*parts):
+def rescale(J):
     """Divide a sequence's whole Jacobian by its largest element, in place: that cancels in the statistic.
 
     Through 127 steps of an untrained LSTM it would fall below the smallest float32.
     """
-    largest = torch.stack([part.flatten(1).abs().amax(1) for part in parts]).amax(0)[:, None, None]
-    for part in parts:
+    largest = torch.stack([part.flatten(1).abs().amax(1) for part in J]).amax(0)[:, None, None]
+    for part in J:
         part /= largest.clamp(min=torch.finfo(part.dtype).tiny)
 
 
-def gru_jacobian(layer, read, rows, target):
-    """-> [d h_out / d h_t], (S, D, H)."""
-    weights, bias_n = layer.weight_hh_l0.chunk(3), layer.bias_hh_l0[-layer.hidden_size :]
-    h = layer.weight_hh_l0.new_zeros(len(rows), layer.hidden_size)
-    steps = []
-    for step in range(rows.shape[1]):
-        from_h = F.linear(h, layer.weight_hh_l0).chunk(3, 1)
-        r, z, n = read(rows, step).chunk(3, 1)
-        r, z = (r + from_h[0]).sigmoid(), (z + from_h[1]).sigmoid()
-        q = from_h[2] + bias_n
-        n = (n + r * q).tanh()
-        if step >= target:
-            to_n = (1 - z) * (1 - n * n)
-            steps.append(((to_n * q * r * (1 - r), (h - n) * z * (1 - z), to_n * r), z))
-        h = (1 - z) * n + z * h
-
-    J = torch.eye(layer.hidden_size).to(h).repeat(len(h), 1, 1)  # (S, D, H)
-    spare, M = torch.empty_like(J), torch.empty_like(J)
-    for number, (slopes, z) in enumerate(reversed(steps), 1):
-        through_gates(slopes, weights, out=M).diagonal(dim1=1, dim2=2).add_(z)  # d h_t / d h_t-1
-        J, spare = torch.bmm(J, M, out=spare), J
-        if number % RESCALED == 0:
-            rescale(J)
-    return [J]
+def through_gates(slopes, weights):
+    """(S, H, H): the sum over gates of diag(slope) W, each slope (S, H) and each W (H, H)."""
+    M = slopes[0][:, :, None] * weights[0]
+    for slope, W in zip(slopes[1:], weights[1:]):
+        M.addcmul_(slope[:, :, None], W)
+    return M
 
 
-def lstm_jacobian(layer, read, rows, target):
-    """-> [d h_out / d h_t, d h_out / d c_t], (S, D, H) each."""
-    *W_ifg, W_o = layer.weight_hh_l0.chunk(4)
-    h = c = layer.weight_hh_l0.new_zeros(len(rows), layer.hidden_size)
-    steps = []
-    for step in range(rows.shape[1]):
-        gates = read(rows, step) + F.linear(h, layer.weight_hh_l0)
-        i, f, g, o = gates.chunk(4, 1)
-        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-        c_before, c = c, f * c + i * g
-        u = c.tanh()
-        h = o * u
-        if step >= target:
-            to_c = (g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g))
-            steps.append((to_c, u * o * (1 - o), o * (1 - u * u), f))
+def gru_step(layer, x, h):
+    """-> the state after the step, and a function from d h_out / d that state to d h_out / d h."""
+    (x_r, x_z, x_n), (p_r, p_z, p_n) = x.chunk(3, 1), F.linear(h, layer.weight_hh_l0).chunk(3, 1)
+    r, z, q = (x_r + p_r).sigmoid(), (x_z + p_z).sigmoid(), p_n + layer.bias_hh_l0[-layer.hidden_size :]
+    n = (x_n + r * q).tanh()
 
-    J_h = torch.eye(layer.hidden_size).to(h).repeat(len(h), 1, 1)  # (S, D, H)
-    J_c, spare, M = torch.zeros_like(J_h), torch.empty_like(J_h), torch.empty_like(J_h)
-    for number, (to_c, to_o, h_by_c, f) in enumerate(reversed(steps), 1):
-        J_c.addcmul_(J_h, h_by_c[:, None])
-        torch.mm(J_h.mul_(to_o[:, None]).flatten(0, 1), W_o, out=spare.view(-1, layer.hidden_size))
-        spare.baddbmm_(J_c, through_gates(to_c, W_ifg, out=M))
-        J_c *= f[:, None]
-        J_h, spare = spare, J_h
-        if number % RESCALED == 0:
-            rescale(J_h, J_c)
-    return [J_h, J_c]
+    def back(J):
+        to_n = (1 - z) * (1 - n * n)
+        slopes = to_n * q * r * (1 - r), (h - n) * z * (1 - z), to_n * r
+        M = through_gates(slopes, layer.weight_hh_l0.chunk(3))
+        M.diagonal(dim1=1, dim2=2).add_(z)
+        return [J @ M]
+
+    return [(1 - z) * n + z * h], back
 
 
-# ------------------------------------------------------------------------------------------------------------
+def lstm_step(layer, x, h, c):
+    """As gru_step, of a state of two parts."""
+    i, f, g, o = (x + F.linear(h, layer.weight_hh_l0)).chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    new = f * c + i * g
+    u = new.tanh()
+
+    def back(J_h, J_c):
+        *W_ifg, W_o = layer.weight_hh_l0.chunk(4)
+        to_c, to_o = (g * i * (1 - i), c * f * (1 - f), i * (1 - g * g)), u * o * (1 - o)
+        J_c.addcmul_(J_h, (o * (1 - u * u))[:, None])  # h depends on c too
+        J_h = torch.baddbmm((J_h * to_o[:, None]) @ W_o, J_c, through_gates(to_c, W_ifg))
+        return [J_h, J_c.mul_(f[:, None])]
+
+    return [o * u, new], back
+
+
 # S4D: J[i, (h, n)] = M[i, h] w[h, n], with the same w for every sequence
-# ------------------------------------------------------------------------------------------------------------
 
 
-def s4d_similarity(layer, read, rows, target):
-    """(P,), in double precision from the state on: it is cheap here, and nothing underflows."""
-    time = rows.shape[1]
-    kernel = layer.kernel(time)  # (H, T)
-    y = sum(kernel[:, time - 1 - step] * read(rows, step) for step in range(time))
-    y = (y + layer.D * read(rows, time - 1)).double()  # (S, H) at the answering step
+def s4d_similarity(layer, inputs, target):
+    """As recurrent_similarity; in double precision from the state on: it is cheap, and nothing underflows."""
+    time = len(inputs)
+    y = sum(k * x for k, x in zip(layer.kernel(time).flip(1).T, inputs))
+    y = (y + layer.D * inputs[-1]).double()  # (S, H) at the answering step
     # The input weight (exp(dt A) - 1) / A is inside the state, as in Gu et al. (2022): only C is left for w.
     w = torch.view_as_complex(layer.C) * (layer.discretised()[0] * (time - target)).exp()  # (H, N/2)
     w = w.abs().double().square().sum(1)  # (H,) |w_h|^2, but for a factor that all channels share
@@ -220,122 +186,6 @@ def s4d_similarity(layer, read, rows, target):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# One trial: every snapshot of its weights -> stability.json
-# ------------------------------------------------------------------------------------------------------------
-
-
-def add_flags(group):
-    reverse.add_flags(group)
-    flag = group.add_argument
-    flag("--pairs", type=trial.COUNT, default=1024, help="pairs, a quarter per condition (%(default)s)")
-    flag("--target", type=trial.COUNT, help="time step of the target, from 1 (1; S4D: 23 of 64 integers)")
-    flag("--memory", type=trial.POSITIVE, default=4.0, help="GiB of working memory at most (4)")
-    flag("--trial", metavar="FOLDER", help="the trial's folder, instead of the flags that name it")
-    flag("--train", action="store_true", help="train the trial first where that is not done")
-
-
-def check(args):
-    reverse.check(args)
-    if args.pairs % len(CONDITIONS):
-        raise Refused(f"--pairs {args.pairs} is not a multiple of 4, one part per condition")
-    if args.train and args.overwrite:
-        raise Refused("--overwrite evaluates anew; to train anew, use reverse.py --dual-freq --overwrite")
-    if args.trial is None:
-        chosen_target(args)
-    elif args.train or args.list is not None or args.all is not None:
-        raise Refused("--trial is one trial's folder: leave out --train, --list and --all")
-
-
-def chosen_target(args):
-    if args.target and args.target > args.length:
-        raise Refused(f"--target {args.target} is outside the sequence: choose from 1 to {args.length}")
-    return args.target or default_target(args.model, args.length)
-
-
-def read_config(folder):
-    config = trial.read_config(folder)
-    if config is None:
-        raise Refused(f"no trial in {folder}: train it first (--train does, or reverse.py)")
-    if not config.get("dual_freq"):
-        raise Refused(f"{folder} is not a dual-frequency trial (reverse.py --dual-freq)")
-    return config
-
-
-def read_numbers(folder):
-    """The content of stability.json, or None where there is none that can be used."""
-    try:
-        content = json.loads((folder / "stability.json").read_text())
-        usable = [content["by_condition"][c] for c in CONDITIONS], content["pairs"], content["target"]
-        return content if all(usable) and content["seconds"] >= 0 else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def run(task, args, words, stop):
-    """Find one trial, or train it first where that is wanted, and evaluate it."""
-    if args.train and (code := trial.run(reverse.TASK, args, words, stop)):
-        return code
-    folder = Path(args.trial or trial.trial_folder(task, args))
-    args = argparse.Namespace(**(vars(args) | read_config(folder)))
-    chosen_target(args)  # may refuse
-    device = trial.choose_device(args)
-    snapshots = {int(path.stem): path for path in folder.glob("snapshots/*.pt")}
-    if not snapshots:
-        raise Refused(f"{folder} has no snapshots of its weights: --snapshot-every above 0 keeps them")
-
-    with trial.locked(folder / "stability.lock") as ours:
-        if not ours:
-            return trial.RUNNING_ELSEWHERE
-        return evaluate(task, args, words, stop, folder, snapshots, device)
-
-
-def evaluate(task, args, words, stop, folder, snapshots, device):
-    """The snapshots that stability.json does not have yet, each written as soon as it is done."""
-    target = chosen_target(args)
-    path, settings = folder / "stability.json", {"pairs": args.pairs, "target": target}
-    known = read_numbers(folder)
-    if args.overwrite or not known or {k: known.get(k) for k in settings} != settings:
-        known = {"by_condition": {name: {} for name in CONDITIONS}, "seconds": 0.0}
-    by_condition, seconds = known["by_condition"], known["seconds"]
-    state = trial.State(reverse.TASK, args, device)
-    origin = trial.provenance(task, args, words, state, device) | settings
-    pairs = draw_pairs(args.seed, args.vocab, args.length, target, args.pairs // len(CONDITIONS), device)
-    a, b = pairs.flatten(0, 1).unbind(1)  # (P, T) each
-    print(f"{folder}: {len(snapshots)} snapshots, {args.pairs} pairs, target at t = {target}", flush=True)
-    for iteration in sorted(snapshots):
-        if str(iteration) in by_condition[CONDITIONS[-1]]:
-            continue
-        if stop.requested:
-            return trial.STOPPED
-        load_snapshot(state.model, snapshots[iteration], device)
-        started = time.perf_counter()
-        means = stability(state.model, a, b, target, args.memory).view(len(CONDITIONS), -1).mean(1).tolist()
-        took = time.perf_counter() - started
-        for name, mean in zip(CONDITIONS, means):
-            by_condition[name][str(iteration)] = mean
-        seconds += took
-        content = {
-            "by_condition": by_condition,
-            "seconds": round(seconds, 3),
-            "seconds_per_snapshot": round(seconds / len(by_condition[name]), 3),
-            "peak_memory_bytes": trial.peak_memory(device),
-            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        }
-        trial.write_json(path, origin | content)
-        text = "  ".join(f"{name} {mean:.4f}" for name, mean in zip(CONDITIONS, means))
-        print(f"iteration {iteration}  {text}  {took:.1f} s", flush=True)
-    print(f"{path} has them all")
-    return 0
-
-
-def load_snapshot(model, path, device):
-    try:
-        model.load_state_dict(trial.unpack(path, device))
-    except Exception as error:  # noqa: BLE001 - whatever a torn file raises
-        raise Refused(f"{path} cannot be used: {error!r}".replace("\n", " ")) from None
-
-
-# ------------------------------------------------------------------------------------------------------------
 # Fig. 5, and what the paper claims
 # ------------------------------------------------------------------------------------------------------------
 
@@ -352,68 +202,165 @@ def at(which, *conditions):
 
 def gap(which):
     """How much less stable the gradient is under Rare disturbants than under Frequent ones."""
-    frequent, rare = at(which, "frequent/frequent", "rare/frequent"), at(which, *AMONG_RARE)
-    return lambda content: frequent(content) - rare(content)
+    return lambda content: at(which, *AMONG_FREQUENT)(content) - at(which, *AMONG_RARE)(content)
 
 
 def by_iteration(flags, content):
-    panel = f"{flags['model'].upper()}, {flags['pe']} (target at t = {content['target']})"
     for condition, values in content["by_condition"].items():
-        yield panel, condition, {int(iteration): value for iteration, value in values.items()}
+        panel = f"{flags['model'].upper()}, {condition} (target at t = {content['target']})"
+        yield panel, flags["pe"], {int(iteration): value for iteration, value in values.items()}
 
 
-def show(task, scale, figures):
-    """The report, and a word where the trials that it compares are not alike."""
-    report.show(task, scale, figures)
+def unlike(cells):
+    """A line for each model whose trials should not be compared."""
     kinds = {}
-    for flags, folder in itertools.chain(*figures.values()):
-        if content := read_numbers(folder):
+    for flags, content in cells.trials:
+        if content:
             last = max(map(int, content["by_condition"][CONDITIONS[0]]))
             kinds.setdefault(flags["model"], set()).add((content["pairs"], content["target"], last))
-    for model, kind in kinds.items():
-        if len(kind) > 1:
-            print(f"  {model} trials differ in (pairs, target, last snapshot): {sorted(kind)}")
+    differ = "trials differ in (pairs, target, last snapshot)"
+    return [f"  {model} {differ}: {sorted(kind)}" for model, kind in kinds.items() if len(kind) > 1]
 
 
+AMONG_FREQUENT = ("frequent/frequent", "rare/frequent")
 METRICS = {f"stability at the last snapshot, {c} (target/disturbants)": at(max, c) for c in CONDITIONS}
-METRICS |= {"seconds per snapshot": lambda content: content["seconds_per_snapshot"]}
-FIGURES = {
-    "fig5": Figure("Gradient stability", METRICS, "iteration", by_iteration, "stability", "stability.json")
-}
+CURVES = dict(curves=by_iteration, y="stability", file="stability.json", note=unlike)
+FIGURES = {"fig5": Figure("Gradient stability", METRICS, "iteration", **CURVES)}
 
 FIRST, LAST = at(min, *AMONG_RARE), at(max, *AMONG_RARE)
+HELPS = "under Rare disturbants {model} is more stable with the encoding"
+FALLS = "... and without it less stable at the last snapshot than at the first"
 STABLE = "S4D under Rare disturbants is stable either way (above 0.9; the paper gives no number)"
 CLOSES = "the gap between Frequent and Rare disturbants shrinks for vanilla S4D, first to last snapshot"
 CLAIMS = [
-    Claim("fig5", STABLE, above(0.9, LAST, {}), dict(model="s4d"), ("paper",)),
-    Claim("fig5", CLOSES, higher(gap(min), NONE, NONE, than=gap(max)), dict(model="s4d")),
+    Claim("fig5", HELPS, LAST, SIN, NONE, where=GRU),
+    Claim("fig5", FALLS, FIRST, NONE, NONE, than=LAST, where=GRU),
+    Claim("fig5", HELPS, LAST, SIN, NONE, where=LSTM),
+    Claim("fig5", FALLS, FIRST, NONE, NONE, than=LAST, where=LSTM),
+    Claim("fig5", STABLE, LAST, {}, 0.9, where=S4D, scales=("paper",)),
+    Claim("fig5", CLOSES, gap(min), NONE, NONE, than=gap(max), where=S4D),
 ]
-for model in ("lstm", "gru"):
-    helps = f"under Rare disturbants {model.upper()} is more stable with the encoding"
-    falls = "... and without it less stable at the last snapshot than at the first"
-    CLAIMS[:0] = [
-        Claim("fig5", helps, higher(LAST, SIN, NONE), dict(model=model)),
-        Claim("fig5", falls, higher(FIRST, NONE, NONE, than=LAST), dict(model=model)),
-    ]
+PAIRS = {"paper": {}, "quick": dict(pairs=256), "smoke": dict(pairs=16)}
+SCALES = {scale: defaults | PAIRS[scale] for scale, defaults in reverse.SCALES.items()}
+GRIDS = {scale: {"fig5": figures["fig3"]} for scale, figures in reverse.GRIDS.items()}
 
-SMALLER = {"paper": {}, "quick": dict(pairs=256), "smoke": dict(pairs=16)}
-TASK = dataclasses.replace(
-    reverse.TASK,
-    name="stability",
-    folder="reverse",
-    run=run,
-    scales={scale: defaults | SMALLER[scale] for scale, defaults in reverse.SCALES.items()},
-    grids={scale: {"fig5": figures["fig3"]} for scale, figures in reverse.GRIDS.items()},
-    figures=FIGURES,
-    claims=CLAIMS,
-    check=check,
-    add_flags=add_flags,
-)
+# ------------------------------------------------------------------------------------------------------------
+# One trial: every snapshot of its weights -> stability.json
+# ------------------------------------------------------------------------------------------------------------
 
 
-def main(argv=None):
-    return trial.main(TASK, show, ["--dual-freq", *(sys.argv[1:] if argv is None else argv)])
+class Stability(DualFrequency):
+    name, under, scales, grids, figures, claims = "stability", "reverse", SCALES, GRIDS, FIGURES, CLAIMS
+
+    @staticmethod
+    def add_flags(science, plumbing):
+        DualFrequency.add_flags(science, plumbing)
+        plumbing("--pairs", 1024, "pairs, a quarter per condition", type=COUNT)
+        plumbing("--target", None, "time step of the target, from 1 (1; S4D: 23 of 64 integers)", type=COUNT)
+        plumbing("--trial", None, "the trial's folder, instead of the flags that name it", metavar="FOLDER")
+        plumbing("--train", False, "train the trial first where that is not done", action="store_true")
+
+    @classmethod
+    def bind(cls, args):
+        """With --trial, the flags are those of that trial."""
+        if args.trial is not None:
+            if args.train or {args.list, args.all, args.report} != {None}:
+                raise Refused("--trial is one trial's folder: leave out --train, --list, --all and --report")
+            config, _ = trial.read_json(Path(args.trial) / "config.json", "config")
+            if config is None or not config.get("dual_freq"):
+                raise Refused(f"{args.trial} is not the folder of a dual-frequency trial")
+            vars(args).update(config)
+        args.dual_freq = True
+        return cls(args)
+
+    def defaults(self):
+        """S4D's target is where vanilla S4D is worst among Rare disturbants, 23 of 64."""
+        target = max(1, round(23 * self.length / 64)) if self.args.model == "s4d" else 1
+        return super().defaults() | {"target": target}
+
+    def check(self):
+        args = self.args
+        super().check()
+        if args.pairs % len(CONDITIONS):
+            raise Refused(f"--pairs {args.pairs} is not a multiple of 4, one part per condition")
+        if args.target > self.length:
+            raise Refused(f"--target {args.target} is outside the sequence: choose from 1 to {self.length}")
+        if args.train and args.overwrite:
+            raise Refused("--overwrite evaluates anew; to train anew, use reverse.py --dual-freq --overwrite")
+
+    def run(self, argv, stop):
+        """Train first where that is wanted, then evaluate the trial."""
+        args = self.args
+        if args.train:
+            training = trial.Trial(cli.complete(reverse.Reverse, args), argv)
+            if code := trial.train([training], stop)[0]:
+                return code
+        self.folder = Path(args.trial or self.folder)
+        if not any(self.folder.glob("snapshots/*.pt")):
+            how = "train the trial first (--train), with --snapshot-every above 0"
+            raise Refused(f"{self.folder} has no snapshots: {how}")
+        trial.refuse_other_flags(self.folder, self.config)
+        if (lock := trial.lock(self.folder / "stability.lock")) is None:
+            return trial.RUNNING_ELSEWHERE
+        with lock:
+            if args.overwrite:
+                (self.folder / "stability.json").unlink(missing_ok=True)
+            return self.measure(argv, stop)
+
+    def measured(self):
+        """The content of stability.json, of the same pairs, and the snapshots that it has no numbers of."""
+        settings = {"pairs": self.args.pairs, "target": self.args.target}
+        _, content = trial.read_json(self.folder / "stability.json", "by_condition")
+        if content is None or not settings.items() <= content.items():
+            content = settings | {"by_condition": {c: {} for c in CONDITIONS}, "seconds": 0.0}
+        known = content["by_condition"][CONDITIONS[0]]
+        snapshots = {int(path.stem): path for path in sorted(self.folder.glob("snapshots/*.pt"))}
+        return content, {i: path for i, path in snapshots.items() if str(i) not in known}
+
+    def result(self):
+        """Of the last snapshot, once all that the finished trial has are done."""
+        content, missing = self.measured()
+        if missing or not content["by_condition"][CONDITIONS[0]] or not trial.finished(self.folder):
+            return None
+        return {"stability among frequent": at(max, *AMONG_FREQUENT)(content), "among rare": LAST(content)}
+
+    def measure(self, argv, stop):
+        """The snapshots that have no numbers yet."""
+        args, (content, missing) = self.args, self.measured()
+        args.precision = "fp32"  # whatever the trial was trained in
+        device = trial.choose_device(args)
+        how = {"engine": "torch", "precision": "fp32", "deterministic": args.deterministic}
+        trial.prepare(self, how, device)  # training in this process has set its own
+        model = self.model().to(device)
+        content |= trial.provenance(self, argv, model, how, device)
+        count = args.pairs // len(CONDITIONS)
+        a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
+        what = f"{len(missing)} snapshots to evaluate, {args.pairs} pairs, target at t = {args.target}"
+        trial.say(f"{self.folder}: {what}")
+        for iteration, snapshot in missing.items():
+            if stop.requested:
+                return trial.STOPPED
+            started = time.perf_counter()
+            load(model, snapshot, device)
+            means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
+            for condition, mean in zip(CONDITIONS, means):
+                content["by_condition"][condition][str(iteration)] = mean
+            content["seconds"] += (took := time.perf_counter() - started)
+            trial.write_json(self.folder / "stability.json", content)
+            text = "  ".join(f"{condition} {mean:.4f}" for condition, mean in zip(CONDITIONS, means))
+            trial.say(f"iteration {iteration}  {text}  {took:.1f} s")
+        trial.say(f"{self.folder / 'stability.json'} has them all")
+        return 0
+
+
+def load(model, path, device):
+    try:
+        model.load_state_dict(trial.unpack(path, device))
+    except (trial.Torn, RuntimeError) as error:
+        if trial.is_out_of_memory(error):
+            raise
+        raise Refused(f"{path} cannot be used: {error!r}".replace("\n", " ")) from None
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(cli.main(Stability))
