@@ -3,11 +3,11 @@
 # whatever /etc/slurm says. Arrays of smoke trials are preempted, timed out, requeued, killed, cancelled and submitted
 # again; in the end every result must equal that of a run that nobody disturbed.
 #
-#     PYTHON=python ./test_slurm.sh    # five minutes on two busy cores; needs slurm-wlm and munge (Debian's names)
+#     PYTHON=python .ci/test_slurm.sh    # five minutes on two busy cores; needs slurm-wlm and munge (Debian's names)
 #
 # Exit code: 0 all passed, 1 not, 77 skipped because SLURM or munge is not installed.
 set -u
-cd "$(dirname "${BASH_SOURCE[0]}")" || exit
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 unset -v "${!SLURM_@}" "${!SBATCH_@}" # this may be a job on a cluster
 export OMP_NUM_THREADS=1
 export PATH=$PATH:/usr/sbin:/sbin
@@ -138,14 +138,14 @@ chmod 755 "$folder/stubborn"
 
 stubborn=$(PYTHON=$folder/stubborn submit --array=0 --time=1 --signal=B:USR1@20 slurm_array.sh reverse.py)
 beyond=$(submit --array=12 slurm_array.sh reverse.py "${flags[@]}")
-first=$(submit --array=0 slurm_array.sh reverse.py "${flags[@]}" --out "$folder/twice")
+first=$(submit --array=0 slurm_array.sh reverse.py "${flags[@]}" --iterations 9000 --out "$folder/twice")
 python() { "$PYTHON" "$@"; }
 export -f python
 python reverse.py --list "${flags[@]}" --out "$folder/undisturbed" | xargs -P 2 -d '\n' -n 1 bash -c \
     >"$logs/undisturbed" 2>&1 &
 undisturbed=$!
 soon 100 some_train "$first" 1
-second=$(submit --array=0 slurm_array.sh reverse.py "${flags[@]}" --out "$folder/twice")
+second=$(submit --array=0 slurm_array.sh reverse.py "${flags[@]}" --iterations 9000 --out "$folder/twice")
 
 check "index beyond the list: exit code 2" soon 60 is "${beyond}_12" ExitCode 2:0
 check "... and a line that says how many there are" says "${beyond}_12" "^slurm_array.sh: error: no trial 12: .* has 12 "
