@@ -332,19 +332,18 @@ def cores():
 # ------------------------------------------------------------------------------------------------------------
 
 
-def some_trials(task, args, given, figure):
-    if not (trials := grid(task, args, given, figure)):
+def some(trials, figure):
+    if not trials:
         raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
     return trials
 
 
 def show(task, args, given, figure):
-    some_trials(task, args, given, figure)  # refuses where there are none
     found = {}
     for name in [figure] if figure else task.grids[args.scale]:
         if trials := grid(task, args, given, name):
             found[name] = [(flags, bound.folder) for flags, _, bound in trials]
-    report.show(task, args.scale, found, Path(args.out))
+    report.show(task, args.scale, some(found, figure), Path(args.out))
 
 
 def run(task, args, given, argv, stop):
@@ -352,7 +351,7 @@ def run(task, args, given, argv, stop):
     cuda = trial.choose_device(args).type == "cuda"
     many = isinstance(args.seed, range)
     if args.all is not None:
-        trials = some_trials(task, args, given, args.all)
+        trials = some(grid(task, args, given, args.all), args.all)
     elif not many:
         return complete(task, args).run(argv, stop)
     else:
@@ -372,7 +371,7 @@ def main(task, argv=None):
     try:
         args, given = parse(task, argv)
         if args.list is not None:
-            for _, words, _ in some_trials(task, args, given, args.list):
+            for _, words, _ in some(grid(task, args, given, args.list), args.list):
                 print(f"python {task.name}.py {shlex.join(words)}")
         elif args.report is not None:
             show(task, args, given, args.report)
@@ -388,7 +387,7 @@ def main(task, argv=None):
     except OSError as error:
         trial.say(f"{parser.prog}: {error}", file=sys.stderr)
         return code or trial.FAILED
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not trial.is_out_of_memory(error):
             raise
         trial.say(f"{parser.prog}: out of memory: lower {task.sizes}", file=sys.stderr)

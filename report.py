@@ -426,10 +426,11 @@ def duration(seconds):
 def show_progress(out, scale):
     """A line per figure: how many trials are in each state, time spent, time left at the speed so far."""
     rows = [["script", "figure", "trials", *STATES, "spent", "left"]]
-    tasks = [task for task in task_classes() if not task.under]
+    tasks, finished = [task for task in task_classes() if not task.under], 0
     for task in tasks:
         for name, trials in campaign(task, out, scale).items():
             states, iterations, seconds = zip(*(progress(one.task.folder) for one in trials))
+            finished += states.count("done")
             counts = [len(trials), *(states.count(state) for state in STATES)]
             done, wanted = sum(iterations), sum(one.task.args.iterations for one in trials)
             spent = sum(seconds)
@@ -438,7 +439,7 @@ def show_progress(out, scale):
     print(*columns(rows), sep="\n")
     print("stopped: interrupted, to be continued by the same command; figures may share trials.")
     print("Fig. 5 is computed from the snapshots of Fig. 3's trials: python stability.py --report")
-    if line := other_scales(tasks, out, scale):
+    if not finished and (line := other_scales(tasks, out, scale)):
         print(line)
 
 

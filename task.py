@@ -12,6 +12,13 @@ from common import Refused
 NAMED = dict(model="", pe="", vocab="K", length="L")  # flag -> what stands before its value
 
 
+@functools.cache  # a grid has few of them, and hundreds of trials
+def can_be_made(encoding, embed, combine, hides):
+    """An encoding refuses what it cannot be; none is kept."""
+    with torch.device("meta"):
+        encoding(1, embed, combine, slice(0, 1) if hides else None)
+
+
 class Task:
     """A script's task is a subclass; an instance holds the flags of one trial.
 
@@ -49,14 +56,10 @@ class Task:
 
     def check(self):
         """Raise Refused, in one line, where flags do not fit together; nothing is built yet."""
-        encoding = common.ENCODINGS[self.args.pe]
-        try:
-            with torch.device("meta"):  # it refuses what it cannot be
-                encoding(self.positions(), self.args.embed, self.args.combine, self.unencoded())
-        except RuntimeError:
-            raise Refused(f"such an encoding exceeds any memory: lower {self.sizes}") from None
-        if "held_out" in self.args and self.args.held_out > (exist := self.exist()):
-            raise Refused(f"--held-out {self.args.held_out} is more than the {exist} sequences that exist")
+        a, hides = self.args, self.unencoded() is not None
+        can_be_made(common.ENCODINGS[a.pe], a.embed, a.combine, hides)
+        if "held_out" in a and a.held_out > (exist := self.exist()):
+            raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that exist")
 
     def positions(self):
         """Time steps of an episode: the length of random and learned encodings."""
