@@ -115,18 +115,26 @@ def measure(task, device, repeats):
 def profile(name, task, device, steps):
     """Print where an iteration's time goes: PyTorch's table of operators and, on CUDA, kernels."""
     task.build(device)
-    step = suite_step(task, trial.choose_engine(task, device), device)
+    how = trial.choose_engine(task, device)
+    step = suite_step(task, how, device)
     seconds(step, 4, device)
     with torch.profiler.profile() as found:
         took = 1000 * seconds(step, steps, device)
     spent = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    print(f"{name}: {took:.3g} ms an iteration, and of {steps}:")
-    print(found.key_averages().table(sort_by=spent, row_limit=15, max_name_column_width=80))
+    averages = found.key_averages()
+    print(f"{name}, batch {task.batch}, {how}: {took:.3g} ms an iteration, and of {steps}:")
+    if not any(getattr(each, spent) for each in averages):
+        print("the profiler saw no kernel (it needs CUPTI, and permission to use it); of the host, then:")
+        spent = "self_cpu_time_total"
+    print(averages.table(sort_by=spent, row_limit=20, max_name_column_width=80))
+
+
+def machine(content):
+    return f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
 
 
 def table(content):
     """The lines of a file that --json wrote."""
-    about = f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
     rows = [["configuration", "step", "ms", "plain/this", f"hours/{PAPER_ITERATIONS:,}"]]
     for name, found in content["configurations"].items():
         plain = statistics.median(found["variants"]["plain"]["ms"])
@@ -135,14 +143,12 @@ def table(content):
             title = f"{name}, batch {found['batch']}" if variant == "plain" else ""
             times = f"{ms:.3g} [{min(x['ms']):.3g}, {max(x['ms']):.3g}]", f"{plain / ms:.2f}"
             rows.append([title, variant, *times, f"{ms * PAPER_ITERATIONS / 3.6e6:.2f}"])
-    return [about, f"medians [least, most] of {content['repeats']}", "", *report.columns(rows)]
+    return [machine(content), f"medians [least, most] of {content['repeats']}", "", *report.columns(rows)]
 
 
 def run(args, flags, device, tasks):
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
-    if args.profile:
-        return [profile(name, task, device, args.repeats) for name, task in tasks.items()]
     content = {
         "device": trial.device_name(device),
         "threads": torch.get_num_threads(),
@@ -152,6 +158,9 @@ def run(args, flags, device, tasks):
         "repeats": args.repeats,
         "configurations": {},
     }
+    if args.profile:
+        print(f"{machine(content)}, commit {content['commit']}")
+        return [profile(name, task, device, args.repeats) for name, task in tasks.items()]
     for name, task in tasks.items():
         content["configurations"][name] = measure(task, device, args.repeats)
         if args.json:

@@ -31,7 +31,8 @@ from task import Task
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SEEDS = range(5)
-SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5)
+BOTH, WITH_DUP = ["none", "sin"], ["none", "dup", "sin"]  # encodings that most grids compare
+SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5, device="cpu")
 
 
 def cross(**flags):
@@ -83,6 +84,17 @@ def seeds(text):
     return SEED(text)
 
 
+def bands(text):
+    """LOW:HIGH, written alike for the same numbers: it names a folder."""
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low = high = math.nan
+    if not 0 <= low < high <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LOW:HIGH with 0 <= LOW < HIGH <= 1")
+    return f"{low:.15g}:{high:.15g}"
+
+
 @functools.cache
 def declare(task):
     """-> the parser, every flag's default at paper scale, and the names of the flags that change a result.
@@ -121,8 +133,15 @@ def declare(task):
 
 def model_flags(flag):
     flag("--model", "lstm", "the layer", choices=list(common.LAYERS))
+    flag("--no-conv", False, "mamba without its short convolution", action="store_true")
     flag("--pe", "sin", "encoding of the time step", choices=list(common.ENCODINGS))
     flag("--combine", "concat", "encoding with embedding", choices=["concat", "add"])
+    phases = "where the encoding is: in the steps that read the input, or in those after them"
+    flag("--encode", "both", phases, choices=["input", "output", "both"])
+    lengths = "length of the encoding's vectors (1; learned ones start at the root of --embed)"
+    flag("--amplitude", None, lengths, type=POSITIVE, metavar="A")
+    part = "share of the sinusoid's frequencies that is kept, 0 the fastest"
+    flag("--bands", "0:1", part, type=bands, metavar="LOW:HIGH")
     flag("--hidden", 512, "size of the layer's state", type=COUNT)
     flag("--embed", 512, "size of the embedding, and of the encoding", type=COUNT)
 
@@ -207,8 +226,9 @@ def word(flag, value):
 
 
 def as_flag(name, value):
-    """One flag as command-line words; a value of True stands for the bare flag."""
-    return [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    """One flag as command-line words; True stands for the bare flag, None for its default."""
+    words = [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return [] if value is None else words
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -226,7 +246,7 @@ NOT_CARRIED = {"list", "all", "report", "jobs"}
 
 
 def grid(task, args, given, figure):
-    """[Listed] of a figure's trials, or of all figures' for ''.
+    """[Listed] of a figure's trials, or of all figures' for ''; a flag of None is left at its default.
 
     A given flag that the grid sets too keeps only the trials that agree; the others go into every command.
     """
@@ -239,7 +259,8 @@ def grid(task, args, given, figure):
         if all(flags[k] in wanted[k] for k in flags.keys() & wanted.keys()):
             carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | flags.keys()}
             words = [w for k, v in (flags | carried).items() for w in as_flag(k, v)]
-            bound = complete(task, argparse.Namespace(**(vars(args) | flags)))
+            typed = {k: v for k, v in flags.items() if v is not None}
+            bound = complete(task, argparse.Namespace(**(vars(args) | typed)))
             trials.setdefault(bound.folder, Listed(flags, words, bound))
     return list(trials.values())
 

@@ -5,6 +5,7 @@ size, H hidden size, N state order of S4D. Inside a model time comes first, (T, 
 fast.py computes the same numbers sooner.
 """
 
+import bisect
 import math
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ def key(*counters, device="cpu"):
 def random_bits(k, shape):
     """64 random bits for every element of `shape`: splitmix64 started at the key."""
     n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
+    n = n + (k - k)  # no index for the compiler, whose products of indices do not wrap
     return mix(k + n * GOLDEN).view(shape)
 
 
@@ -58,8 +60,8 @@ def uniform_integers(k, shape, vocab):
 
 def hash_rows(rows):
     """(..., W) integers -> (...) 64-bit hashes; the sum over positions of a scrambled (position, integer)."""
-    position = mix(torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device) * GOLDEN)
-    return mix(rows + position).sum(-1)
+    position = torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device)
+    return mix(rows * GOLDEN + position).sum(-1)
 
 
 def distinct_rows(draw, count, *counters, device="cpu"):
@@ -157,12 +159,21 @@ class Encoding(nn.Module):
     """A vector for every time step, concatenated with the token's embedding (the paper) or added to it.
 
     A new one: a subclass that sets `table`, (positions, size), and a line in ENCODINGS below. A table has a
-    last position. At the steps in the slice `unencoded` the vector is zero.
+    last position. Its vectors are of length `usual(size)`; --amplitude makes them another length. At the
+    steps in the slice `unencoded` the vector is zero.
     """
 
-    def __init__(self, positions, size, combine="concat", unencoded=None):
+    accepts = ("combine", "encode", "amplitude")  # of the flags about encodings, those that it can follow
+
+    @staticmethod
+    def usual(size):
+        """The amplitude without --amplitude."""
+        return 1.0
+
+    def __init__(self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)):
         super().__init__()
-        self.size, self.combine, self.unencoded = size, combine, unencoded
+        self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
+        self.scale = 1.0 if amplitude is None else amplitude / self.usual(size)
         self.inputs = size if combine == "add" else 2 * size  # what the layer reads at a step
 
     def rows(self, time):
@@ -173,9 +184,8 @@ class Encoding(nn.Module):
 
     def vectors(self, time):
         """(time, E) of the steps 0..time-1; None where there is nothing but the tokens."""
-        vectors = self.rows(time)
+        vectors = self.scale * self.rows(time)
         if self.unencoded is not None:
-            vectors = vectors.clone()
             vectors[self.unencoded] = 0
         return vectors
 
@@ -188,38 +198,91 @@ class Encoding(nn.Module):
 
 
 class Sinusoid(Encoding):
-    def __init__(self, positions, size, *how):
-        super().__init__(positions, size, *how)
+    """Of `bands`, fractions of the frequencies from the fastest on, the others are zero; the length stays."""
+
+    accepts = (*Encoding.accepts, "bands")
+
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
-        self.register_buffer("table", sinusoid(positions, size), persistent=False)  # in double precision
+        pairs = range(size // 2)
+        self.kept = [bisect.bisect_left(pairs, x, key=lambda i: i / len(pairs)) for x in self.bands]
+        if self.kept[0] == self.kept[1]:
+            low, high = self.bands
+            raise Refused(f"--bands {low:g}:{high:g} keeps none of the {len(pairs)} frequencies")
+        self.register_buffer("table", self.waves(positions), persistent=False)  # in double precision
+
+    def waves(self, positions):
+        table, (first, stop) = sinusoid(positions, self.size), self.kept
+        table[:, : 2 * first] = table[:, 2 * stop :] = 0
+        return table * math.sqrt(self.size / 2 / (stop - first))
 
     def rows(self, time):  # there is no last position
-        return self.table[:time] if time <= len(self.table) else sinusoid(time, self.size).to(self.table)
+        return self.table[:time] if time <= len(self.table) else self.waves(time).to(self.table)
 
 
 class Random(Encoding):
     """Fixed unit vectors, uniform on the sphere."""
 
-    def __init__(self, positions, size, *how):
-        super().__init__(positions, size, *how)
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
         self.register_buffer("table", F.normalize(torch.randn(positions, size), dim=1))
 
 
 class Learned(Encoding):
-    def __init__(self, positions, size, *how):
-        super().__init__(positions, size, *how)
-        self.table = nn.Parameter(torch.randn(positions, size))
+    """--amplitude is about where they start: what is learned may have any length."""
+
+    @staticmethod
+    def usual(size):
+        return math.sqrt(size)
+
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
+        self.table = nn.Parameter(self.scale * torch.randn(positions, size))
+        self.scale = 1.0
+
+
+class Ramp(Encoding):
+    """One fixed random direction, longer by the same at every step, the last of unit length: no period."""
+
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
+        share = torch.arange(1, positions + 1)[:, None] / positions
+        self.register_buffer("table", share * F.normalize(torch.randn(size), dim=0))
+
+
+class Counter(Encoding):
+    """The binary digits of the step, as -1 and 1, the last one first; all columns share them in turn."""
+
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
+        digits = max(1, (positions - 1).bit_length())
+        if size < digits:
+            raise Refused(f"{positions} steps are counted in {digits} binary digits: --embed {size} is less")
+        digit = torch.arange(positions)[:, None] >> torch.arange(size) % digits & 1
+        self.register_buffer("table", (2 * digit - 1) / math.sqrt(size), persistent=False)
+
+
+class Shuffled(Encoding):
+    """The sinusoid's vectors in a fixed random order: the same ones, but neighbours are unlike."""
+
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
+        self.register_buffer("table", Sinusoid(positions, size).table[torch.randperm(positions)])
 
 
 class Vanilla(Encoding):
     """No encoding: the layer reads the embedding alone."""
 
-    def __init__(self, positions, size, combine="concat", unencoded=None):
-        if combine == "add" or unencoded is not None:
-            what = "add (--combine add)" if combine == "add" else "hide (--hide-encoding)"
-            raise Refused(f"--pe none and dup have no vectors to {what}: use sin, random or learned")
-        super().__init__(positions, size)
+    accepts = ()
+
+    @staticmethod
+    def usual(size):
+        return None
+
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
         self.inputs = size
 
     def vectors(self, time):
@@ -232,8 +295,8 @@ class Vanilla(Encoding):
 class Duplicate(Vanilla):
     """The embedding twice: as many parameters as with an encoding, and no clock (Appendix C)."""
 
-    def __init__(self, positions, size, *how):
-        super().__init__(positions, size, *how)
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
         self.inputs = 2 * size
 
     def join(self, tokens):
@@ -241,6 +304,7 @@ class Duplicate(Vanilla):
 
 
 ENCODINGS = {"none": Vanilla, "sin": Sinusoid, "random": Random, "learned": Learned, "dup": Duplicate}
+ENCODINGS |= {"ramp": Ramp, "counter": Counter, "shuffled": Shuffled}  # clocks that are not in the paper
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -292,8 +356,10 @@ class S4D(nn.Module):
         i, j = (torch.arange(n, device=dtA.device) for n in (-(-time // stride), stride))
         rows = weights[..., None] * (dtA[..., None] * (stride * i)).exp()  # (H, N/2, time/S)
         columns = (dtA[..., None] * j).exp()  # (H, N/2, S)
-        products = torch.cat([rows.real, -rows.imag], 1).mT @ torch.cat([columns.real, columns.imag], 1)
-        return 2 * products.flatten(1)[:, :time]
+        rows, columns = torch.cat([rows.real, -rows.imag], 1), torch.cat([columns.real, columns.imag], 1)
+        if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for what is summed here
+            rows, columns = rows.double(), columns.double()
+        return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(self.D.dtype)
 
     def answered(self, steps, time):
         """The first answered step, how many there are, and the convolution's kernel for these, last first:
@@ -315,17 +381,72 @@ class S4D(nn.Module):
         return self.emit(y, steps)
 
 
-LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D}
+class MinGRU(nn.Linear):
+    """h_t = (1 - z_t) h_t-1 + z_t h~_t; unlike a GRU's, z and h~ see the input alone (Feng et al., 2024)."""
+
+    def __init__(self, inputs, hidden):
+        super().__init__(inputs, 2 * hidden)
+
+    def forward(self, x, steps):
+        gate, candidate = super().forward(x).chunk(2, -1)  # (T, B, H)
+        h, states = torch.zeros_like(gate[0]), []
+        for kept, added in zip((-gate).sigmoid(), gate.sigmoid() * candidate):
+            h = kept * h + added
+            states.append(h)
+        return select(torch.stack(states), steps)
+
+
+class Mamba(nn.Module):
+    """The selective state-space block of Gu and Dao (2023), without norm and residual path, since it reads
+    another size than it answers. Its channels are D = 2 H (their expansion), each with N states.
+
+    As there, the step size Delta comes through H / 16 numbers. `conv` False leaves the convolution out.
+    """
+
+    def __init__(self, inputs, hidden, conv=True, order=16, width=4):
+        super().__init__()
+        channels, rank = 2 * hidden, math.ceil(hidden / 16)
+        self.parts = rank, order, order
+        self.project = nn.Linear(inputs, 2 * channels, bias=False)
+        self.conv = nn.Conv1d(channels, channels, width, groups=channels, padding=width - 1) if conv else None
+        self.choose = nn.Linear(channels, sum(self.parts), bias=False)
+        self.delta = nn.Linear(rank, channels)
+        usual = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.delta.bias = nn.Parameter(usual.expm1().log())  # whose softplus it is
+        self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
+        self.D = nn.Parameter(torch.ones(channels))
+        self.answer = nn.Linear(channels, hidden, bias=False)
+
+    def forward(self, x, steps):
+        u, gate = self.project(x).chunk(2, -1)  # (T, B, D)
+        if self.conv is not None:  # its last outputs are of the padding
+            u = self.conv(u.permute(1, 2, 0))[..., : len(x)].permute(2, 0, 1)
+        u = F.silu(u)
+        delta, B, C = self.choose(u).split(self.parts, -1)  # (T, B, N) but for delta
+        delta, A = F.softplus(self.delta(delta)), -self.log_A.exp().T  # (T, B, D), (N, D)
+        h, outputs = 0.0, []
+        # For all steps at once, what has a dimension of N would leave the caches: four times as slow
+        for d, added, b, c in zip(delta[:, :, None], (delta * u)[:, :, None], B[..., None], C[:, :, None]):
+            h = (d * A).exp() * h + added * b  # (B, N, D)
+            outputs.append(c @ h)
+        y = torch.cat(outputs, 1).transpose(0, 1) + self.D * u
+        return self.answer(select(y * F.silu(gate), steps))
+
+
+LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D, "mingru": MinGRU, "mamba": Mamba}
 
 
 class Model(nn.Module):
-    """The whole network; `positions` is the length of the tables of random and learned encodings."""
+    """The whole network; `positions` is the length of tables that have a last position.
 
-    def __init__(self, layer, encoding, vocab, embed=512, hidden=512, positions=128, *how):
+    `of_layer` and `how` are further arguments of the layer and of the encoding.
+    """
+
+    def __init__(self, layer, encoding, vocab, embed=512, hidden=512, positions=128, of_layer=None, **how):
         super().__init__()
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
-        self.encoding = ENCODINGS[encoding](positions, embed, *how)
-        self.layer = LAYERS[layer](self.encoding.inputs, hidden)
+        self.encoding = ENCODINGS[encoding](positions, embed, **how)
+        self.layer = LAYERS[layer](self.encoding.inputs, hidden, **(of_layer or {}))
         self.readout = nn.Linear(hidden, vocab)
 
     def forward(self, inputs, steps):

@@ -14,27 +14,28 @@ trial takes about a minute on one CPU core.
 """
 
 import cli
-from cli import SEEDS, SMOKE, cross
+from cli import BOTH, SEEDS, SMOKE, WITH_DUP, cross
 
+import beyond
+import report
 from common import Episode, power, uniform_integers
-from report import ACCURACY, NONE, SIN, Claim, Figure, accuracy
+from report import ACCURACY, Figure
 from task import Task
 
-BOTH = ["none", "sin"]
 SCALES = {
     "paper": dict(vocab=1024, length=16, iterations=600_000),
-    "quick": dict(
-        length=8, vocab=32, hidden=128, embed=64, batch=64, lr=3e-3, iterations=3000, save_every=500
-    ),
+    "quick": dict(length=8, vocab=32, hidden=64, embed=64, batch=64, lr=1e-2, iterations=3000),
     "smoke": SMOKE | dict(length=4, vocab=8, held_out=32),
 }
 GRIDS = {
     "paper": {"fig7": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088], seed=SEEDS)},
-    "quick": {"fig7": cross(model="lstm", pe=BOTH, vocab=32, seed=SEEDS)},
+    "quick": {"fig7": cross(model="lstm", pe=WITH_DUP, vocab=32, seed=SEEDS)}
+    | beyond.grids(dict(model="lstm", vocab=32), beyond.EVERY),
     "smoke": {"fig7": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1))},
 }
 FIGURES = {"fig7": Figure("Reverse ordering + delayed addition", ACCURACY, "vocab")}
-CLAIMS = [Claim("fig7", "the encoding helps at K = {vocab}", accuracy, SIN, NONE, per="vocab")]
+FIGURES |= beyond.figures(beyond.EVERY, "Delayed addition")
+CLAIMS = [*report.helps("fig7", "at K = {vocab}", per="vocab"), *beyond.claims(beyond.EVERY)]
 
 
 class DelayedAddition(Task):

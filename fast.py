@@ -36,12 +36,25 @@ def read(clock, table, tokens):
     return clock if tokens is None else clock + table[tokens]
 
 
+def columns(gates):
+    """A step's gates (n, 4H), to write to: on CUDA apart, so that a compiled step is one kernel of (n, H)."""
+    return gates.chunk(4, dim=1) if gates.is_cuda else gates
+
+
+def write(gates, *parts):
+    if isinstance(gates, torch.Tensor):
+        gates.copy_(torch.cat(parts, dim=1))
+    else:
+        for column, part in zip(gates, parts, strict=True):
+            column.copy_(part)
+
+
 def lstm_step(product, clock, table, tokens, cell, gates, c, h):
     """From the last h's product with the weights; writes the gates, c and h and carries `cell` on."""
     i, f, g, o = (product + read(clock, table, tokens)).to(cell.dtype).chunk(4, dim=1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), tanh(g), o.sigmoid()
     new = f * cell + i * g
-    gates.copy_(torch.cat([i, f, g, o], dim=1))
+    write(gates, i, f, g, o)
     cell.copy_(new)
     c.copy_(new)
     h.copy_(o * tanh(new))
@@ -53,7 +66,7 @@ def lstm_step_back(gates, c, c_before, d_out, d_h, d_cell, d_gates):
     d_h, t = d_out + d_h, tanh(c)
     d_c = d_cell + d_h * o * (1 - t * t)
     d_i, d_f, d_g = d_c * g * i * (1 - i), d_c * c_before * f * (1 - f), d_c * i * (1 - g * g)
-    d_gates.copy_(torch.cat([d_i, d_f, d_g, d_h * t * o * (1 - o)], dim=1))
+    write(d_gates, d_i, d_f, d_g, d_h * t * o * (1 - o))
     d_cell.copy_(d_c * f)
 
 
@@ -64,7 +77,7 @@ def gru_step(product, bias, clock, table, tokens, state, gates, h):
     r, z, q = (x_r + p_r).sigmoid(), (x_z + p_z).sigmoid(), p_n + bias
     n = tanh(x_n + r * q)
     new = n + z * (state - n)
-    gates.copy_(torch.cat([q, r, z, n], dim=1))
+    write(gates, q, r, z, n)
     state.copy_(new)
     h.copy_(new)
 
@@ -75,7 +88,7 @@ def gru_step_back(gates, h_before, d_out, d_h, d_state, d_gates):
     d = d_out + d_h + d_state
     d_n = d * (1 - z) * (1 - n * n)
     d_r, d_z = d_n * q * r * (1 - r), d * (h_before - n) * z * (1 - z)
-    d_gates.copy_(torch.cat([d_n * r, d_r, d_z, d_n], dim=1))
+    write(d_gates, d_n * r, d_r, d_z, d_n)
     d_state.copy_(d * z)
 
 
@@ -102,8 +115,11 @@ def one_step_earlier(x, sizes):
 
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
     """Gradients of the table and the clock from those of their sums, (N, G); `dtype` is precise enough."""
-    d_table = d_x.new_zeros(table_rows, d_x.shape[1], dtype=dtype)
-    d_table.index_add_(0, tokens, d_x[: len(tokens)].to(dtype))
+    d_read = d_x[: len(tokens)].to(dtype)
+    if d_x.is_cuda:  # sorts the tokens, where atomic additions to the same rows would wait for one another
+        d_table = torch.ops.aten.embedding_dense_backward(d_read, tokens, table_rows, -1, False)
+    else:
+        d_table = d_read.new_zeros(table_rows, d_x.shape[1]).index_add_(0, tokens, d_read)
     if sizes[0] == sizes[-1]:
         return d_table, d_x.unflatten(0, (len(sizes), -1)).sum(1)
     return d_table, torch.stack([d.sum(0) for d in d_x.split(sizes)])
@@ -115,7 +131,8 @@ class LSTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight):
         table, clock, weight = table.detach(), clock.detach(), weight.detach()  # one kind for the compiler
-        step, H, low = pointwise(lstm_step, compiled), weight.shape[1], weight.to(table.dtype)
+        step = pointwise(lstm_step, compiled, table.device)
+        H, low = weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
         c, cell = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
         product = table.new_zeros(sizes[0], 4 * H)
@@ -123,7 +140,7 @@ class LSTM(torch.autograd.Function):
             if t:
                 torch.mm(h[earlier], low.T, out=product[:n])
             read = tokens[at] if at.start < len(tokens) else None
-            step(product[:n], clock[t], table, read, cell[:n], gates[at], c[at], h[at])
+            step(product[:n], clock[t], table, read, cell[:n], columns(gates[at]), c[at], h[at])
         ctx.save_for_backward(gates, c, h, tokens, low)
         ctx.plain = sizes, compiled, len(table)
         return h
@@ -132,12 +149,12 @@ class LSTM(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (gates, c, h, tokens, low), (sizes, compiled, table_rows) = ctx.saved_tensors, ctx.plain
-        step, d_gates = pointwise(lstm_step_back, compiled), torch.empty_like(gates)
+        step, d_gates = pointwise(lstm_step_back, compiled, c.device), torch.empty_like(gates)
         start, d_cell = (torch.zeros_like(c[: sizes[0]]) for _ in range(2))
         d_h = torch.zeros_like(h[: sizes[0]])
         for t, n, at, earlier in reversed(walk(sizes)):
             c_before = c[earlier] if t else start
-            step(gates[at], c[at], c_before, d_out[at], d_h[:n], d_cell[:n], d_gates[at])
+            step(gates[at], c[at], c_before, d_out[at], d_h[:n], d_cell[:n], columns(d_gates[at]))
             if t:
                 torch.mm(d_gates[at], low, out=d_h[:n])
         d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)).to(c.dtype)
@@ -150,14 +167,15 @@ class GRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
         table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
-        step, H, low = pointwise(gru_step, compiled), weight.shape[1], weight.to(table.dtype)
+        step = pointwise(gru_step, compiled, table.device)
+        H, low = weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
         state, product = weight.new_zeros(sizes[0], H), table.new_zeros(sizes[0], 3 * H)
         for t, n, at, earlier in walk(sizes):
             if t:
                 torch.mm(h[earlier], low.T, out=product[:n])
             read = tokens[at] if at.start < len(tokens) else None
-            step(product[:n], bias, clock[t], table, read, state[:n], gates[at], h[at])
+            step(product[:n], bias, clock[t], table, read, state[:n], columns(gates[at]), h[at])
         ctx.save_for_backward(gates, h, tokens, low)
         ctx.plain = sizes, compiled, len(table), bias.dtype
         return h
@@ -166,12 +184,13 @@ class GRU(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (gates, h, tokens, low), (sizes, compiled, table_rows, dtype) = ctx.saved_tensors, ctx.plain
-        step, H, d_gates = pointwise(gru_step_back, compiled), h.shape[1], torch.empty_like(gates)
+        h = h.detach()  # as `start`: one kind for the compiler
+        step, H, d_gates = pointwise(gru_step_back, compiled, h.device), h.shape[1], torch.empty_like(gates)
         start, d_h = (torch.zeros_like(h[: sizes[0]]) for _ in range(2))
         d_state, low = torch.zeros_like(start, dtype=dtype), low.roll(H, 0)  # candidate first, as in d_gates
         for t, n, at, earlier in reversed(walk(sizes)):
             h_before = h[earlier] if t else start
-            step(gates[at], h_before, d_out[at], d_h[:n], d_state[:n], d_gates[at])
+            step(gates[at], h_before, d_out[at], d_h[:n], d_state[:n], columns(d_gates[at]))
             if t:
                 torch.mm(d_gates[at, : 3 * H], low, out=d_h[:n])
         d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
@@ -292,7 +311,12 @@ def loss_and_accuracy(model, episode, compiled=False):
 # Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together
 # ------------------------------------------------------------------------------------------------------------
 
-CHUNK = 2**25  # logits that exist at a time
+CHUNK, CUDA_CHUNK = 2**25, 2**23  # logits that exist at a time; on CUDA they stay in the card's cache
+
+
+def chunk_rows(weight):
+    """How many rows of features meet the readout's weight at a time."""
+    return max(1, (CUDA_CHUNK if weight.is_cuda else CHUNK) // len(weight))
 
 
 def score(logits, target, share):
@@ -311,19 +335,27 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, features, weight, bias, targets, share, compiled, gradients):
-        rows, low, step = max(1, CHUNK // len(weight)), weight.to(features.dtype), pointwise(score, compiled)
+        step = pointwise(score, compiled, weight.device)
+        rows, low, low_bias = chunk_rows(weight), weight.to(features.dtype), bias.to(features.dtype)
         loss, right = weight.new_zeros(()), weight.new_zeros(())
         d_features, d_weight, d_bias = (torch.zeros_like(x) for x in (features, weight, bias))
+        ones = weight.new_ones(min(rows, len(features)))
         for part in (slice(n, n + rows) for n in range(0, len(features), rows)):
-            logits = torch.addmm(bias.to(low.dtype), features[part], low.T).to(weight.dtype)  # (n, K)
+            logits = torch.addmm(low_bias, features[part], low.T).to(weight.dtype)  # (n, K)
             part_loss, part_right = step(logits, targets[part, None], share[part, None].to(weight.dtype))
             loss += part_loss
             right += part_right
             if gradients:
                 d = logits.to(low.dtype)
                 torch.mm(d, low, out=d_features[part])
-                d_weight += d.T @ features[part]
-                d_bias += d.sum(0)
+                if d.is_cuda and d.dtype == d_weight.dtype:  # in one pass, where a CPU would round otherwise
+                    d_weight.addmm_(d.T, features[part])
+                else:
+                    d_weight += d.T @ features[part]
+                if d.is_cuda:
+                    d_bias.addmv_(logits.T, ones[: len(d)])
+                else:
+                    d_bias += d.sum(0)
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(right)
         return loss, right
@@ -352,22 +384,24 @@ def cross_entropy(features, readout, targets, share=None, compiled=False):
 
 
 @functools.cache
-def pointwise(function, compiled):
-    """Compiled for all sizes, if wanted; equal sizes, a size of one and another dtype are compiled apart."""
+def pointwise(function, compiled, device):
+    """Compiled, if wanted, for all sizes; equal sizes, a size of one and another dtype are compiled apart.
+
+    On CUDA for the sizes that come and, if others follow, for all: only of known ones a step is one kernel.
+    """
     if not compiled:
         return function
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(function, dynamic=True)
+    return torch.compile(function, dynamic=None if device.type == "cuda" else True)
 
 
 @functools.cache
-def can_compile(device):
-    """Whether torch.compile works here (it needs a C++ compiler, on CUDA Triton), by trying."""
+def compile_fault(device):
+    """Why torch.compile does not work here (it needs a C++ compiler, on CUDA Triton), by trying; or None."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
-    except Exception:  # noqa: BLE001 - whatever is missing, the same functions run without
-        return False
-    return True
+    except Exception as error:  # noqa: BLE001 - whatever is missing, the same functions run without
+        return " ".join(str(error).partition("\n\n")[0].split())[:300] or repr(error)
 
 
 @functools.cache

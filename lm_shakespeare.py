@@ -239,7 +239,8 @@ def score_by_distance(model, inputs):
 SCALES = {
     "paper": dict(iterations=1000, batch=32, lr=1e-4, clip=0.0, save_every=100, log_every=10),
     "quick": dict(layers=4, heads=4, width=128, context=64, batch=8, lr=1e-3, iterations=400),
-    "smoke": dict(layers=2, heads=2, width=16, context=8, batch=4, iterations=20, save_every=10, log_every=5),
+    "smoke": dict(layers=2, heads=2, width=16, context=8, batch=4)
+    | dict(iterations=20, save_every=10, log_every=5, device="cpu"),
 }
 
 
@@ -378,7 +379,8 @@ CLAIMS = [  # what is worse has the higher perplexity
 # ------------------------------------------------------------------------------------------------------------
 
 NAMED = {"pe": "transformer-", "tokenizer": "", "context": "T"}
-RECURRENT = ("--model", "--engine", "--combine", "--hidden", "--embed", "--vocab", "--length", "--held-out")
+RECURRENT = ("--model", "--engine", "--hidden", "--embed", "--vocab", "--length", "--held-out")
+RECURRENT += ("--no-conv", "--combine", "--encode", "--amplitude", "--bands")
 
 
 class Shakespeare(Task):
@@ -401,6 +403,9 @@ class Shakespeare(Task):
 
     def __init__(self, args):
         self.args, self.batch, self.seed = args, args.batch, args.seed
+
+    def defaults(self):
+        return {}
 
     def check(self):
         a = self.args

@@ -19,8 +19,10 @@ begin or end token, so that a paragraph of one piece has nothing to predict and 
 in the text, since SentencePiece learns nothing from it.
 
 A batch is packed: the first pieces of all its paragraphs, then the second ones of those that have one, and so
-on, so that padding is never computed. Fig. 15's training perplexity is exp of the loss in curve.csv.
-Departures: there is no command, so the embedding has K rows; s4d, which reads no packed batch, is refused.
+on, so that padding is never computed. On CUDA, where launches cost more, it is padded to one of a few sizes,
+each of which has a graph of the iteration, captured when it first comes.
+Fig. 15's training perplexity is exp of the loss in curve.csv.
+Departures: there is no command, so the embedding has K rows; only gru and lstm read packed batches.
 """
 
 import cli
@@ -226,9 +228,17 @@ class Batch(NamedTuple):
     times: torch.Tensor  # (N,) the step of each
     known: torch.Tensor  # (N,) 1 where the target is a known piece, 0 where it is unknown
     sizes: torch.Tensor  # (T,) on the CPU: the paragraphs that have a step t, never more than have t - 1
+    answered: torch.Tensor | None = None  # (M,) the places of those that targets and known are of; None: all
+
+    def to(self, device):
+        if device.type != "cuda":
+            return self
+        here = {name: x for name, x in self._asdict().items() if name != "sizes" and x is not None}
+        there = {name: x.pin_memory().to(device, non_blocking=True) for name, x in here.items()}
+        return self._replace(**there)  # the host did not wait for the copies
 
 
-def pack(split, rows, device):
+def pack(split, rows):
     """The batch of some paragraphs of a split: the longest first."""
     rows = rows[np.argsort(-split.counts[rows], kind="stable")]
     starts, counts = split.starts[rows], split.counts[rows]
@@ -238,10 +248,29 @@ def pack(split, rows, device):
     row = np.arange(len(times)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     at = starts[row] + times
     inputs, targets = (torch.from_numpy(split.tokens[places].astype(np.int64)) for places in (at, at + 1))
-    parts = [inputs, targets, torch.from_numpy(times), (targets != UNKNOWN).double()]
-    if device.type == "cuda":  # so that the host need not wait for the copies
-        parts = [x.pin_memory().to(device, non_blocking=True) for x in parts]
-    return Batch(*parts, torch.from_numpy(sizes))
+    known = (targets != UNKNOWN).double()
+    return Batch(inputs, targets, torch.from_numpy(times), known, torch.from_numpy(sizes))
+
+
+STEPS, PARTS = 64, 16
+
+
+def even(batch, most):
+    """The same batch in one of few sizes, each of which a CUDA graph can serve.
+
+    All paragraphs have the same number of steps, a multiple of STEPS or `most`, and the targets are so many
+    PARTS of all steps: what is added comes after a paragraph's end, or counts as not known.
+    """
+    rows, found = int(batch.sizes[0]), len(batch.targets)
+    time = min(most, math.ceil(len(batch.sizes) / STEPS) * STEPS)
+    sizes = F.pad(batch.sizes, (0, time - len(batch.sizes)))
+    there = (torch.arange(rows) < sizes[:, None]).flatten()  # (T B,)
+    places = torch.cat([there.nonzero()[:, 0], (~there).nonzero()[:, 0]])
+    count = math.ceil(found * PARTS / len(places)) * len(places) // PARTS
+    inputs = batch.inputs.new_zeros(len(places)).index_copy_(0, places[:found], batch.inputs)
+    targets, known = (F.pad(x, (0, count - found)) for x in (batch.targets, batch.known))
+    times = torch.arange(time).repeat_interleave(rows)
+    return Batch(inputs, targets, times, known, torch.full_like(sizes, rows), places[:count])
 
 
 @functools.lru_cache(maxsize=2)
@@ -254,7 +283,7 @@ def unigram_perplexity(splits, vocab):
     """Of the test split's known predicted tokens, by counts of the training tokens, one added to each."""
     frequency = np.bincount(splits["train"].tokens, minlength=vocab) + 1
     test = splits["test"]
-    targets = pack(test, np.arange(len(test.starts)), torch.device("cpu")).targets.numpy()
+    targets = pack(test, np.arange(len(test.starts))).targets.numpy()
     log_share = np.log(frequency / frequency.sum())[targets[targets != UNKNOWN]]
     return common.perplexity(-log_share.mean())
 
@@ -262,8 +291,8 @@ def unigram_perplexity(splits, vocab):
 class LanguageModel(common.Model):
     """Reads packed paragraphs, and answers at every step; there is no command."""
 
-    def __init__(self, layer, encoding, vocab, embed, *how):
-        super().__init__(layer, encoding, vocab, embed, *how)
+    def __init__(self, layer, encoding, vocab, embed, *sizes, **how):
+        super().__init__(layer, encoding, vocab, embed, *sizes, **how)
         self.embedding = nn.Embedding(vocab, embed)
 
     def join(self, batch):
@@ -275,7 +304,11 @@ class LanguageModel(common.Model):
         return tokens + vectors if self.encoding.combine == "add" else torch.cat([tokens, vectors], dim=-1)
 
     def features(self, batch, how):
-        """(N, H), what is read out; the logits of all N would take gigabytes."""
+        """(N, H), or of the answered ones, what is read out; the logits of all would take gigabytes."""
+        found = self.states(batch, how)
+        return found if batch.answered is None else found.index_select(0, batch.answered)
+
+    def states(self, batch, how):
         if how["engine"] == "torch":
             layer = super(type(self.layer), self.layer)  # torch's own, which answers at every step
             return layer.forward(PackedSequence(self.join(batch), batch.sizes))[0].data
@@ -286,7 +319,7 @@ class LanguageModel(common.Model):
 
     def losses(self, batch, how):
         """(N,) cross-entropies, in chunks of rows."""
-        rows = max(1, fast.CHUNK // self.readout.out_features)
+        rows = fast.chunk_rows(self.readout.weight)
         parts = zip(self.features(batch, how).split(rows), batch.targets.split(rows))
         return torch.cat([F.cross_entropy(self.readout(x), t, reduction="none") for x, t in parts])
 
@@ -373,8 +406,8 @@ CLAIMS = [
 
 class WikiText(Task):
     name, scales, grids, figures, claims = "lm_wikitext", SCALES, GRIDS, FIGURES, CLAIMS
-    without = ("--held-out",)
-    graph = False  # the number of steps differs between batches
+    without = ("--held-out", "--encode", "--no-conv")
+    graph = False  # batches come from the text, in several sizes
     always_fast = True  # on a CPU, the backward pass of torch's touches all rows at every step
 
     @staticmethod
@@ -385,8 +418,8 @@ class WikiText(Task):
 
     def check(self):
         a = self.args
-        if a.model == "s4d":
-            raise Refused("--model s4d does not read packed paragraphs (use gru or lstm)")
+        if common.LAYERS[a.model] not in fast.SWEEPS:
+            raise Refused(f"--model {a.model} does not read packed paragraphs (use gru or lstm)")
         if self.vocab > 2**16:
             raise Refused(f"--vocab {self.vocab}: tokens are stored in 16 bits, so 65536 is the limit")
         super().check()
@@ -396,7 +429,8 @@ class WikiText(Task):
 
     def model(self):
         a = self.args
-        return LanguageModel(a.model, a.pe, a.vocab, a.embed, a.hidden, self.positions(), a.combine)
+        sizes = a.vocab, a.embed, a.hidden, self.positions()
+        return LanguageModel(a.model, a.pe, *sizes, **self.how_encoded())
 
     def memory(self):
         """Paragraphs may be short: of every row, the gates of one step."""
@@ -439,8 +473,9 @@ class WikiText(Task):
         places = range((i - 1) * self.batch, i * self.batch)
         return np.array([shuffled(self.seed, n // count, count)[n % count] for n in places])
 
-    def training_episode(self, i):
-        return pack(self.splits["train"], self.training_rows(i), self.device)
+    def training_episode(self, i, in_graph=False):
+        batch = pack(self.splits["train"], self.training_rows(i))
+        return (even(batch, self.length) if in_graph else batch).to(self.device)
 
     def loss_and_accuracy(self, model, batch, how):
         """Of the known targets; with either engine in chunks of logits."""
@@ -453,7 +488,7 @@ class WikiText(Task):
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         order = np.argsort(split.counts, kind="stable")  # of like lengths, a batch has fewer steps
         for start in range(0, len(order), self.batch):
-            part = pack(split, order[start : start + self.batch], self.device)
+            part = pack(split, order[start : start + self.batch]).to(self.device)
             losses, known = model.losses(part, how).double(), part.known
             sums += torch.stack([losses @ known, known.sum(), losses.sum(), known.new_tensor(len(losses))])
         known, known_count, everything, count = sums.tolist()

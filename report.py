@@ -37,19 +37,20 @@ MARKER = "<!-- made by python report.py --write; edit above this line only -->"
 
 @dataclass
 class Figure:
-    """Drawn with a row of panels per model, a panel per metric and a line per encoding over the flag `x`; or,
-    with `curves`, with the lines (panel, line, {x: y}) that curves(flags, metrics) yields for every trial."""
+    """Drawn with a panel per model and metric and in it a line per encoding over the flag `x`; or, with
+    `curves`, with the lines (panel, line, {x: y}) that curves(flags, metrics) yields for every trial."""
 
     title: str
     metrics: dict  # name -> function of a trial's metrics that gives one number
     x: str  # a flag; with `curves` what their x is, in words
     curves: Callable | None = None
-    y: str = "accuracy"  # of the curves
+    y: str = "token accuracy"  # of the curves
     file: str = "result.json"  # or stability.json, whose metrics stand at its top level
     curve: bool = False  # read curve.csv too, as metrics["curve"]: {column: [values]}
     log_y: bool = False
     table: Callable | None = None  # table(cells, scale) -> lines, where that is not a table per metric
     note: Callable | None = None  # note(cells) -> lines to stand below the verdicts
+    beyond: bool = False  # the paper; in RESULTS.md below all that is of it
 
     def lines(self, flags, metrics):
         """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
@@ -66,9 +67,10 @@ class Claim:
         Claim("fig2", "the encoding helps {model} at the largest vocabulary", accuracy,
               better=SIN | dict(vocab=max), worse=NONE | dict(vocab=max), per="model")
 
-    It holds where the 95% bootstrap interval of the difference of means lies above zero. `min` or `max` as a
-    flag's value stands for the smallest or largest among the trials that the claim is about. Of edit
-    distances and perplexities, the trials that should have the larger ones are `better`.
+    It holds where the 95% bootstrap interval of the difference of means lies above zero, and is not shown of
+    a grid without trials on both sides. `min` or `max` as a flag's value stands for the smallest or largest
+    among the trials that it is about. Of edit distances and perplexities, the trials that should have the
+    larger ones are `better`.
     """
 
     figure: str
@@ -77,7 +79,7 @@ class Claim:
     better: dict  # flags that leave one cell
     worse: dict | float  # flags; or a number, and the mean of every cell of `better` is above it
     than: Callable | None = None  # the metric of `worse`, where it is another; of the same trials, in pairs
-    where: dict = field(default_factory=dict)  # the trials it is about; not shown for a grid without any
+    where: dict = field(default_factory=dict)  # the trials it is about
     per: str = ""  # a flag: one claim for each of its values in the grid
     no_gain: bool = False  # claims that `better` is not above; few or noisy trials are enough for that
     scales: tuple = tuple(SCALES)  # an absolute number is claimed at paper scale only
@@ -121,10 +123,12 @@ class Cells:
 
 def expand(claim, cells):
     """The claims that one row stands for in a grid: one per value of `per`, with the text filled in."""
+    sides = [side for side in (claim.better, claim.worse) if isinstance(side, dict)]
     for value in dict.fromkeys(flags.get(claim.per) for flags, _ in cells.where(**claim.where).trials):
         where = claim.where | ({claim.per: value} if claim.per else {})
-        words = {k: v.upper() if k == "model" else v for k, v in where.items()}
-        yield replace(claim, text=claim.text.format(**words), where=where, per="")
+        if all(cells.where(**where).where(**side).trials for side in sides):
+            words = {k: v.upper() if k == "model" else v for k, v in where.items()}
+            yield replace(claim, text=claim.text.format(**words), where=where, per="")
 
 
 def judge(claim, cells):
@@ -165,11 +169,25 @@ accuracy, distance = itemgetter("token_accuracy"), itemgetter("damerau_levenshte
 ACCURACY = {"token accuracy": accuracy}
 BOTH_METRICS = ACCURACY | {"Damerau-Levenshtein distance": distance}
 NONE, SIN, DUP = dict(pe="none"), dict(pe="sin"), dict(pe="dup")
-DUP_CLAIMS = [
-    Claim("fig12", "as many parameters do not help (dup)", accuracy, DUP, NONE, no_gain=True),
-    Claim("fig12", "the encoding helps", accuracy, SIN, NONE),
-    Claim("fig12", "the encoding helps more than dup", accuracy, SIN, DUP),
-]
+
+
+def helps(figure, whom="", metric=accuracy, per="", **at):
+    """The clock's own help: the encoding is above none, and above as many parameters without a clock."""
+    text = f"the encoding helps {whom}".strip()
+    yield Claim(figure, text, metric, SIN | at, NONE | at, per=per)
+    yield Claim(figure, f"{text} more than dup", metric, SIN | at, DUP | at, per=per)
+
+
+def helps_at_largest(figure):
+    """... of every model at its largest vocabulary, and in edit distance too."""
+    where, large = "at the largest vocabulary", dict(vocab=max)
+    yield from helps(figure, f"{{model}} {where}", per="model", **large)
+    lowers = f"the encoding lowers {{model}}'s edit distance {where}"
+    yield Claim(figure, lowers, distance, NONE | large, SIN | large, per="model")
+
+
+NO_GAIN = Claim("fig12", "as many parameters do not help (dup)", accuracy, DUP, NONE, no_gain=True)
+DUP_CLAIMS = [NO_GAIN, *helps("fig12")]
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -221,7 +239,8 @@ def table(cells, name, metric):
             interval = bootstrap_interval(values)
             numbers = [f"{np.mean(values):.4f}", "[{:.4f}, {:.4f}]".format(*interval) if interval else "-"]
             seeds = " ".join(f"{v:.4f}" for v in values)
-            rows.append([*(str(v) for _, v in cell), *numbers, str(len(values)), seeds])
+            words = ["-" if v is None else str(v) for _, v in cell]
+            rows.append([*words, *numbers, str(len(values)), seeds])
     return columns(rows, "  ")
 
 
@@ -255,7 +274,8 @@ def show(task, scale, figures, out):
         finished += len(cells.finished())
         print("", *report_lines(task, scale, name, cells, broken), sep="\n")
         if CAN_DRAW and len(cells.texts()) == 1:
-            print(f"  {draw(task, scale, name, cells, out, ['.png', '.svg'])}")
+            for path, part in pictures(task, scale, name, cells, out):
+                print(f"  {draw(task.figures[name], scale, path, part, ['.png', '.svg'])}")
     if not finished and (line := other_scales([task], out, scale)):
         print(f"\n{line}")
     if not CAN_DRAW:
@@ -266,7 +286,8 @@ def show(task, scale, figures, out):
 # Pictures
 # ------------------------------------------------------------------------------------------------------------
 
-# Colours of Okabe and Ito, which colour-blind readers can tell apart: always the same for an encoding.
+# Colours which colour-blind readers can tell apart, always the same for an encoding: of Okabe and Ito all but
+# the yellow, which is faint on white; of Tol olive and wine; and a grey.
 STYLES = {
     "none": dict(color="#000000", marker="o"),
     "sin": dict(color="#0072B2", marker="s"),
@@ -275,6 +296,15 @@ STYLES = {
     "dup": dict(color="#CC79A7", marker="v"),
     "rotary": dict(color="#D55E00", marker="P"),
     "layernorm-learned": dict(color="#56B4E9", marker="X"),
+    "ramp": dict(color="#999933", marker="<"),
+    "counter": dict(color="#882255", marker="h"),
+    "shuffled": dict(color="#888888", marker="*"),
+}
+# What a legend says beside a name
+MEANINGS = {
+    "none": "none: vanilla",
+    "dup": "dup: the embedding twice",
+    "sin": "sin: the clock",
 }
 LABELS = {"pe": "encoding", "vocab": "vocabulary size K"}  # of the x axis, where a flag's name does not do
 CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it would slow every trial's start
@@ -284,21 +314,30 @@ LOOKS = {"font.size": 8, "axes.titlesize": 8, "lines.markersize": 4}
 LOOKS |= {"svg.fonttype": "none", "svg.hashsalt": "report"}
 
 
-def picture_path(task, scale, name, out):
-    return Path(out) / "figures" / f"{task.name}-{name}{'' if scale == 'paper' else f'-{scale}'}.svg"
+def pictures(task, scale, name, cells, out):
+    """-> [(path, its cells)]: of many panels a picture for each model."""
+    stem = "-".join([task.name, name, *([] if scale == "paper" else [scale])])
+    parts = {stem: cells}
+    if len(gather(cells)) > 8:
+        models = dict.fromkeys(flags["model"] for flags, _ in cells.trials)
+        parts = {f"{stem}-{model}": cells.where(model=model) for model in models}
+    return [(Path(out) / "figures" / f"{stem}.svg", part) for stem, part in parts.items() if part.finished()]
 
 
-def draw(task, scale, name, cells, out, kinds):
-    """A panel per (panel, y label), written to OUT/figures -> a line that says where, or why it is not."""
+def draw(figure, scale, path, cells, kinds):
+    """A panel per (panel, y label), written to `path` -> a line that says where, or why it is not."""
     import matplotlib.figure
 
-    figure, path, panels = task.figures[name], picture_path(task, scale, name, out), gather(cells)
-    across = min(len(panels), 4) if figure.curves else len(figure.metrics)
+    panels = gather(cells)
+    across, alike = min(len(panels), 4), bool(figure.curves)
+    if not figure.curves and len(models := {panel for panel, _ in panels}) > 1:  # a column each
+        across, order, alike = len(models), list(figure.metrics), "row"
+        panels = dict(sorted(panels.items(), key=lambda item: order.index(item[0][1])))
     down = math.ceil(len(panels) / across)
     with matplotlib.rc_context(LOOKS):
         size = (max(3 * across, 4.5), 2.5 * down + 1)  # inches; below a width of 4.5 the caption is cut off
         picture = matplotlib.figure.Figure(size, layout="constrained")
-        axes = picture.subplots(down, across, squeeze=False, sharey=bool(figure.curves)).flat
+        axes = picture.subplots(down, across, squeeze=False, sharey=alike).flat
         for axis, ((panel, y_label), lines) in zip(axes, panels.items()):
             axis.set(title=panel, ylabel=y_label, xlabel=LABELS.get(figure.x, figure.x))
             draw_panel(axis, figure, lines, chance=figure.x == "vocab" and y_label in ACCURACY)
@@ -346,7 +385,7 @@ def draw_panel(axis, figure, lines, chance):
         style = STYLES.get(line, dict(color=f"C{n}", marker="o"))
         draw_one(axis, line, dict(sorted(points.items())), style)
     if side_by_side:
-        axis.margins(x=0.3)
+        axis.margins(x=0.3 if len(xs) < 5 else 0.08)
         level = f" (chance: {1 / xs[0]:.2g})" if chance else ""
         axis.set_xlabel(axis.get_xlabel() + ("" if isinstance(xs[0], str) else f" = {xs[0]}{level}"))
     elif chance:
@@ -360,7 +399,7 @@ def draw_panel(axis, figure, lines, chance):
 
 def draw_line(axis, line, points, style):
     means, (below, above) = means_and_errors(points)
-    axis.plot(list(points), means, markevery=max(1, len(points) // 16), label=line, **style)
+    axis.plot(list(points), means, markevery=max(1, len(points) // 3), label=line, **style)
     axis.fill_between(list(points), means - below, means + above, color=style["color"], alpha=0.15)
 
 
@@ -387,8 +426,9 @@ def add_legend(picture, panels):
     counts = {len(v) for lines in panels.values() for points in lines.values() for v in points.values()}
     n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
     caption = f"mean and 95% bootstrap interval{'' if handles else ', dashes: seeds'}; n = {n}"
-    how = dict(loc="outside lower center", ncols=4, frameon=False, title=caption)
-    picture.legend(handles.values(), handles.keys(), **how)
+    across = int(picture.get_figwidth() / 1.5)  # of 4.5 inches and more
+    how = dict(loc="outside lower center", ncols=across, frameon=False, title=caption)
+    picture.legend(handles.values(), [MEANINGS.get(name, name) for name in handles], **how)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -396,6 +436,7 @@ def add_legend(picture, panels):
 # ------------------------------------------------------------------------------------------------------------
 
 STATES = ["done", "running", "stopped", "missing"]
+BEYOND = "Beyond the paper"
 
 
 def progress(folder):
@@ -483,15 +524,16 @@ def origin(cells):
 
 def section(task, scale, name, trials, out, folder):
     """A figure's part of a RESULTS.md in `folder`: its lines, none where no trial is finished."""
-    figure, picture = task.figures[name], picture_path(task, scale, name, out)
+    figure = task.figures[name]
     cells, broken = load(figure, [(one.flags, one.task.folder) for one in trials])
     if not cells.finished():
         return []
-    if CAN_DRAW and len(cells.texts()) == 1:
-        draw(task, scale, name, cells, out, [".svg"])
     lines = [f"### {name}: {figure.title}", "", f"`python {task.name}.py --scale {scale} --all {name}`", ""]
-    if picture.exists():
-        lines += [f"![{figure.title}]({os.path.relpath(picture, folder)})", ""]
+    for path, part in pictures(task, scale, name, cells, out):
+        if CAN_DRAW and len(cells.texts()) == 1:
+            draw(figure, scale, path, part, [".svg"])
+        if path.exists():
+            lines += [f"![{figure.title}]({os.path.relpath(path, folder)})", ""]
     report = report_lines(task, scale, name, cells, broken)[1:]
     body = "\n".join(line.removeprefix("  ") for line in report).strip("\n")
     return [*lines, "```text", body, "```", "", origin(cells), ""]
@@ -502,12 +544,14 @@ def write(path, out, scale):
     text = path.read_text() if path.exists() else f"# Results\n\n{MARKER}"
     if MARKER not in text:
         raise Refused(f"{path} has no line {MARKER}: put it below what is to be kept")
-    lines = [text[: text.index(MARKER)] + MARKER, ""]
-    for task in task_classes():
-        parts = []
+    lines, tasks = [text[: text.index(MARKER)] + MARKER, ""], task_classes()
+    parts = {f"{task.name}.py": [] for task in tasks} | {BEYOND: []}
+    for task in tasks:
         for name, trials in campaign(task, out, scale).items():
-            parts += section(task, scale, name, trials, out, path.parent)
-        lines += [f"## {task.name}.py", "", *parts] if parts else []
+            heading = BEYOND if task.figures[name].beyond else f"{task.name}.py"
+            parts[heading] += section(task, scale, name, trials, out, path.parent)
+    for heading, found in parts.items():
+        lines += [f"## {heading}", "", *found] if found else []
     for file in sorted(out.glob("bench/*.json")):
         table = importlib.import_module("bench").table(json.loads(file.read_text()))
         lines += [f"## bench.py, {file.stem}", "", "```text", *table, "```", ""]

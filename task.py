@@ -13,10 +13,10 @@ NAMED = dict(model="", pe="", vocab="K", length="L")  # flag -> what stands befo
 
 
 @functools.cache  # a grid has few of them, and hundreds of trials
-def can_be_made(encoding, embed, combine, hides):
+def can_be_made(encoding, embed, bands):
     """An encoding refuses what it cannot be; none is kept."""
     with torch.device("meta"):
-        encoding(1, embed, combine, slice(0, 1) if hides else None)
+        encoding(1, embed, bands=bands)
 
 
 class Task:
@@ -34,7 +34,9 @@ class Task:
     without = ()  # shared flags that mean nothing here, such as "--held-out"
     named = NAMED  # what begins a folder's name, and with what
     under = ""  # the first folder, where the trials are another task's
-    graph = True  # training_episode(i) takes i as a tensor too and never waits for the device
+    # training_episode(i) takes i as a tensor too and never waits for the device: it is part of a CUDA graph.
+    # False: training_episode(i, in_graph=True) is a tuple of tensors in few sizes, each of which has a graph.
+    graph = True
     sizes = "--batch, --length, --hidden, --embed or --vocab"  # what to lower where memory does not suffice
     always_fast = False  # --engine auto is fast at every size and on every device
 
@@ -52,26 +54,37 @@ class Task:
 
     def defaults(self):
         """Of flags whose default depends on others."""
-        return {"held_out": 1024}
+        return {"held_out": 1024, "amplitude": common.ENCODINGS[self.args.pe].usual(self.args.embed)}
 
     def check(self):
         """Raise Refused, in one line, where flags do not fit together; nothing is built yet."""
-        a, hides = self.args, self.unencoded() is not None
-        can_be_made(common.ENCODINGS[a.pe], a.embed, a.combine, hides)
+        a, encoding = self.args, common.ENCODINGS[self.args.pe]
+        for flag, usual in dict(combine="concat", encode="both", amplitude=None, bands="0:1").items():
+            if flag not in encoding.accepts and getattr(a, flag, usual) != usual:
+                others = ", ".join(pe for pe, one in common.ENCODINGS.items() if flag in one.accepts)
+                raise Refused(f"--{flag} means nothing with --pe {a.pe}: choose from {others}")
+        if getattr(a, "no_conv", False) and a.model != "mamba":
+            raise Refused(f"--no-conv is for mamba alone: --model {a.model} has no convolution")
+        can_be_made(encoding, a.embed, self.how_encoded()["bands"])
         if "held_out" in a and a.held_out > (exist := self.exist()):
             raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that exist")
 
     def positions(self):
-        """Time steps of an episode: the length of random and learned encodings."""
+        """Time steps of an episode: the length of encodings that have a last position."""
         return 2 * self.length
 
-    def unencoded(self):
-        """A slice of the steps without encoding, if any."""
+    def how_encoded(self):
+        """What an encoding is told; the first --length steps are the input, those after them the output."""
+        a, phases = self.args, dict(input=slice(self.length, None), output=slice(self.length))
+        unencoded = phases.get(getattr(a, "encode", "both"))
+        bands = tuple(map(float, a.bands.split(":")))
+        return dict(combine=a.combine, unencoded=unencoded, amplitude=a.amplitude, bands=bands)
 
     def model(self):
         a = self.args
-        how = a.combine, self.unencoded()
-        return common.Model(a.model, a.pe, a.vocab, a.embed, a.hidden, self.positions(), *how)
+        sizes = a.vocab, a.embed, a.hidden, self.positions()
+        of_layer = dict(conv=False) if a.no_conv else None
+        return common.Model(a.model, a.pe, *sizes, of_layer, **self.how_encoded())
 
     def rate(self, i):
         return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)

@@ -79,6 +79,11 @@ def say(text, **how):
         print(text, flush=True, **how)
 
 
+@functools.cache
+def say_once(text):
+    say(text, file=sys.stderr)
+
+
 def pack(content):
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -121,14 +126,17 @@ def finished(folder):
 
 
 def refuse_other_flags(folder, config):
-    """A folder's name holds every flag that matters, so this catches edited files and changed defaults."""
+    """A folder's name holds every flag that matters, so this catches edited files and changed defaults.
+
+    Of a flag that an older version did not have, the name says that it is at its default.
+    """
     before, _ = read_json(folder / "config.json", "config")
     if before is None:
         return  # none yet, or torn: the folder's name vouches for it
-    differ = [k for k in sorted(before | config) if before.get(k) != config.get(k)]
+    differ = [k for k in sorted(before.keys() & config.keys()) if before[k] != config[k]]
     if differ:
         names = [k if k.endswith("sha256") else f"--{k.replace('_', '-')}" for k in differ]
-        what = ", ".join(f"{n} {before.get(k)} there, {config.get(k)} here" for n, k in zip(names, differ))
+        what = ", ".join(f"{n} {before[k]} there, {config[k]} here" for n, k in zip(names, differ))
         kind = "text" if any(k.endswith("sha256") for k in differ) else "flags"
         raise Refused(f"{folder} was made with other {kind}: {what} (--overwrite starts anew)")
 
@@ -167,12 +175,14 @@ def choose_engine(task, device):
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
     large = cuda or task.always_fast or engine == "auto" and args.hidden >= 256 and args.batch >= 32
     chosen = known and (large or engine == "fast")
-    long = cuda or args.iterations >= 1000  # compiling takes seconds
+    wanted = chosen and (cuda or args.iterations >= 1000)  # compiling takes seconds
+    fault = fast.compile_fault(device.type) if wanted else None
     return {
         "engine": "fast" if chosen else "torch",
-        "compiled": chosen and long and fast.can_compile(device.type),
+        "compiled": wanted and fault is None,
+        "compile_fault": fault,
         "precision": args.precision or ("tf32" if cuda else "fp32"),
-        "graph": cuda and task.graph and not args.no_graph,
+        "graph": cuda and not args.no_graph,
         "deterministic": args.deterministic,
     }
 
@@ -285,7 +295,7 @@ class Trial:
 
     def start(self):
         """Go on from the last checkpoint, or end where the trial is done or another process has it."""
-        task, args, folder = self.task, self.args, self.folder
+        task, args, folder, begun = self.task, self.args, self.folder, time.perf_counter()
         if (code := task.begin()) is not None:
             return self.end(code)
         if not args.overwrite:
@@ -310,8 +320,10 @@ class Trial:
         self.resume()
         self.record()
         self.step = captured(self) if self.how["graph"] else functools.partial(iteration, self)
+        if self.how["compiled"] and not self.how["graph"]:
+            rehearse(self, functools.partial(self.step, self.iteration + 1), 1)
         self.progress.start = self.iteration, self.seconds
-        self.started = time.perf_counter() - self.seconds
+        self.to_start = time.perf_counter() - begun
 
     def is_done(self):
         if metrics := finished(self.folder):
@@ -331,6 +343,8 @@ class Trial:
             say(f"{self.folder}: {what}: the last bits may differ", file=sys.stderr)
         size, threads = f"{self.origin['parameters']:,} parameters", f"{self.origin['threads']} threads"
         say(f"{self.folder}: {size}, {self.origin['device']}, {threads}")
+        if fault := self.how["compile_fault"]:
+            say_once(f"not compiled, so the same numbers take longer: torch.compile fails with {fault}")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -347,7 +361,8 @@ class Trial:
             self.end(FAILED, f"{error}; checkpoints are kept, the same command continues")
         except Exception as error:  # noqa: BLE001 - the others go on
             if is_out_of_memory(error):
-                self.end(FAILED, f"out of memory: lower {self.task.sizes}; checkpoints are kept")
+                fewer = "" if self.alone else ", or train fewer seeds at a time"
+                self.end(FAILED, f"out of memory: lower {self.task.sizes}{fewer}; checkpoints are kept")
             else:
                 traceback.print_exc()
                 self.end(FAILED)
@@ -371,7 +386,8 @@ class Trial:
             "iterations": self.iteration,
             "seconds": round(self.seconds, 3),
             "iterations_per_second": round(self.iteration / self.seconds, 3),
-            "peak_memory_bytes": peak_memory(self.device),
+            "seconds_to_start": round(self.to_start, 3),
+            "peak_memory_bytes" if self.alone else "peak_memory_bytes_of_all": peak_memory(self.device),
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         write_json(self.folder / "result.json", result)
@@ -492,7 +508,11 @@ def not_finite(metrics):
 
 def iteration(trial, i):
     """One training step, in which the host never waits for the device; i may be a tensor there."""
-    episode, bf16 = trial.task.training_episode(i), trial.how["precision"] == "bf16"
+    learn(trial, trial.task.training_episode(i))
+
+
+def learn(trial, episode):
+    bf16 = trial.how["precision"] == "bf16"
     with torch.autocast(trial.device.type, torch.bfloat16, enabled=bf16):
         loss, accuracy = trial.task.loss_and_accuracy(trial.model, episode, trial.how)
     loss.backward()
@@ -502,31 +522,78 @@ def iteration(trial, i):
     trial.sums += torch.stack([loss.detach(), accuracy, norm])
 
 
-def captured(trial):
-    """The iteration as one CUDA graph, which counts by itself -> a function that replays it."""
-    counter = torch.tensor(trial.iteration + 1, device=trial.device)
-    trial.counter = counter  # the graph reads its memory, but does not keep it
-
-    def once():
-        iteration(trial, counter)
-        counter.add_(1)
+def rehearse(trial, once, times):
+    """Run a training step so often, for all that is compiled and set up by the first; it leaves no trace."""
 
     def tensors():
         moments = [x for each in trial.optimizer.state.values() for x in each.values()]
-        return [*trial.model.parameters(), *moments, trial.sums, counter]
+        return [*trial.model.parameters(), *moments, trial.sums]
 
     before = {x: x.detach().clone() for x in tensors()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Adam's, that it is not in a graph yet
-        for _ in range(3):  # capture needs a warm-up, which leaves no trace
+        for _ in range(times):
             once()
     with torch.no_grad():
         for x in tensors():
             x.copy_(before[x]) if x in before else x.zero_()
+
+
+def capture(once, pool=None):
+    """A CUDA graph of what has been rehearsed."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
         once()
+    return graph
+
+
+def captured(trial):
+    """The iteration as a CUDA graph -> a function that replays it."""
+    return captured_whole(trial) if trial.task.graph else captured_by_size(trial)
+
+
+def captured_whole(trial):
+    """Of one graph, which counts by itself."""
+    counter = torch.tensor(trial.iteration + 1, device=trial.device)
+    trial.counter = counter  # the graph reads its memory, but does not keep it
+    episode = trial.task.training_episode
+    if trial.how["compiled"]:  # a hundred small kernels become a handful
+        episode = torch.compile(episode, dynamic=False)
+
+    def once():
+        learn(trial, episode(counter))
+        counter.add_(1)
+
+    rehearse(trial, once, 3)
+    counter.fill_(trial.iteration + 1)
+    graph = capture(once)
     return lambda i: graph.replay()
+
+
+def captured_by_size(trial):
+    """Of a graph for every size of batch, read from where its first batch lies.
+
+    They share their memory: none keeps anything there from one iteration to the next.
+    """
+    graphs, pool = {}, torch.cuda.graph_pool_handle()
+
+    def of(batch):
+        size = tuple(x.shape for x in batch)
+        if size not in graphs:
+            once = functools.partial(learn, trial, batch)
+            rehearse(trial, once, 3)
+            graphs[size] = capture(once, pool), batch
+        return graphs[size]
+
+    def step(i):
+        batch = trial.task.training_episode(i, in_graph=True)
+        graph, there = of(batch)
+        for into, x in zip(there, batch):
+            into.copy_(x)
+        graph.replay()
+
+    of(trial.task.training_episode(trial.iteration + 1, in_graph=True))  # before the clock starts
+    return step
 
 
 LARGEST = torch.finfo(torch.float32).max
@@ -538,6 +605,8 @@ def train(trials, stop):
         with t.stream, t.failures():
             t.start()
     stop.training = True
+    for t in (t for t in trials if t.code is None):  # the clock runs once all have compiled and captured
+        t.started = time.perf_counter() - t.seconds
     while going := [t for t in trials if t.code is None]:
         for t in going:
             with t.stream, t.failures():
