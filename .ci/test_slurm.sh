@@ -105,7 +105,7 @@ field() { [[ " $(scontrol show job --oneliner "$1") " =~ " $2="([^ ]*) ]] && ech
 is() { [[ $(field "$1" "$2") == "$3" ]]; }
 not() { ! "$@"; }
 says() { grep -qs -- "$2" "$logs/$1"; }
-ended() { [[ -z $(squeue --noheader --jobs="$1" 2>/dev/null) ]]; }
+ended() { left=$(squeue --noheader --jobs="$1" 2>/dev/null) && [[ -z $left ]]; }
 preempt() { sbatch --wait --partition=urgent --cpus-per-task=3 --output=/dev/null --wrap=true >/dev/null; }
 
 training() { # elements of array $1 that are in the first half of their training
@@ -118,12 +118,12 @@ training() { # elements of array $1 that are in the first half of their training
 
 some_train() { mapfile -t now < <(training "$1") && ((${#now[@]} >= $2)); } # ARRAY HOW_MANY -> now
 
-restarts() { # of each of the 12 elements of array $1
-    for n in {0..11}; do field "$1_$n" Restarts; done | tr '\n' ' '
+each() { # FIELD of each of the 12 elements of ARRAY
+    for n in {0..11}; do field "$2_$n" "$1"; done | tr '\n' ' '
 }
 
 # ---------------------------------------------------------------------------------------------------------------
-# Undisturbed, and meanwhile what needs no CPU: a Python that never stops, an index too high, a trial run twice
+# Undisturbed, and meanwhile: a Python that never stops, an index too high, a trial that another element still has
 # ---------------------------------------------------------------------------------------------------------------
 
 start_cluster
@@ -138,19 +138,22 @@ chmod 755 "$folder/stubborn"
 
 stubborn=$(PYTHON=$folder/stubborn submit --array=0 --time=1 --signal=B:USR1@20 slurm_array.sh reverse.py)
 beyond=$(submit --array=12 slurm_array.sh reverse.py "${flags[@]}")
-first=$(submit --array=0 slurm_array.sh reverse.py "${flags[@]}" --iterations 9000 --out "$folder/twice")
+endless() { submit --array=0 slurm_array.sh reverse.py "${flags[@]}" --iterations 10000000 --out "$folder/twice"; }
+first=$(endless)
 python() { "$PYTHON" "$@"; }
 export -f python
 python reverse.py --list "${flags[@]}" --out "$folder/undisturbed" | xargs -P 2 -d '\n' -n 1 bash -c \
     >"$logs/undisturbed" 2>&1 &
 undisturbed=$!
 soon 100 some_train "$first" 1
-second=$(submit --array=0 slurm_array.sh reverse.py "${flags[@]}" --iterations 9000 --out "$folder/twice")
+second=$(endless)
 
 check "index beyond the list: exit code 2" soon 60 is "${beyond}_12" ExitCode 2:0
 check "... and a line that says how many there are" says "${beyond}_12" "^slurm_array.sh: error: no trial 12: .* has 12 "
-check "trial run by another element: waits, then finds it finished" soon 150 is "${second}_0" JobState COMPLETED
-check "... as its log says" says "${second}_0" "is being run by another process"
+check "trial that another element still has: waits" soon 60 says "${second}_0" "is being run by another process"
+scancel "$first"
+check "... and continues it once the other was cancelled" soon 60 says "${second}_0" "continuing"
+scancel "$second"
 check "not stopped at the time limit: killed, requeued, continued" soon 200 is "${stubborn}_0" JobState COMPLETED
 check "... at the limit, not before" says "${stubborn}_0" "DUE TO TIME LIMIT"
 check "... once" is "${stubborn}_0" Restarts 1
@@ -188,7 +191,7 @@ scancel "$a"
 check "cancelled: all elements end" soon 60 ended "$a"
 check "... and none came back" states_are "$a" "COMPLETED|FAILED|CANCELLED"
 for n in "${now[@]}"; do check "... element $n that trained" is "${a}_$n" JobState CANCELLED; done
-echo "restarts of each element: $(restarts "$a")"
+echo "restarts of each element: $(each Restarts "$a")"
 
 b=$(array --array=0-11%2 --partition=cancelled --signal=B:USR1@59)
 check "array again: two elements train" soon 60 some_train "$b" 2
@@ -197,8 +200,8 @@ check "preempted, PreemptMode=CANCEL: both requeue themselves, once, and no othe
 scontrol update JobId="$b" TimeLimit=1 # so USR1 comes at SLURM's next look at the clock, every 30 seconds
 check "time limit of a minute: all elements end" soon 400 ended "$b"
 check "... as COMPLETED" states_are "$b" COMPLETED
-counts=$(restarts "$b")
-echo "restarts of each element: $counts"
+counts=$(each Restarts "$b")
+echo "restarts of each element: $counts; states: $(each JobState "$b")"
 check "... some of them requeued at the limit" test $((${counts// /+}0)) -gt 2
 
 c=$(array --array=0-11:5)
