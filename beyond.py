@@ -5,16 +5,19 @@ python delayed_add.py --scale quick --all bands         # fast frequencies or sl
 python reverse.py --scale quick --all phases            # while the input is read, or answered
 python reverse.py --scale quick --all clocks            # that it is smooth, that it returns
 python reverse.py --scale quick --all models-of-today   # recurrences of 2023 and 2024
+python reverse.py --scale quick --all convolution       # Mamba's, which is said to matter for reversal
 """
 
 from cli import SEEDS, WITH_DUP, cross
 
-from report import ACCURACY, NONE, SIN, Claim, Figure, accuracy, helps
+from report import ACCURACY, DUP, NONE, SIN, Claim, Figure, accuracy, helps
 
 SHARED = ["amplitude", "phases", "clocks", "models-of-today"]
-EVERY = ["bands", *SHARED]
+OF_REVERSE, OF_ADDITION = [*SHARED, "convolution"], ["bands", *SHARED]
 THIRDS = {"0:0.3334": "fast", "0.3334:0.6667": "middle", "0.6667:1": "slow"}
 WORDS = THIRDS | {"0:1": "all", "input": "reading", "output": "answering", "both": "in both"}
+WORDS |= {"True": "no convolution"}
+CONV, NO_CONV = dict(no_conv=None), dict(no_conv=True)
 UNIT, LONG = 1.0, 8.0  # of 64 columns: the length of learned vectors as they start
 
 
@@ -24,12 +27,13 @@ def grids(cell, names):
     found = {
         "amplitude": cross(**cell, pe=["none", "dup"], amplitude=None, seed=SEEDS)
         + cross(**cell, pe=["sin", "random", "learned"], amplitude=lengths, seed=SEEDS),
-        "bands": cross(**cell, pe="none", bands=None, seed=SEEDS)
+        "bands": cross(**cell, pe=["none", "dup"], bands=None, seed=SEEDS)
         + cross(**cell, pe="sin", bands=[*THIRDS, "0:1"], seed=SEEDS),
-        "phases": cross(**cell, pe="none", encode=None, seed=SEEDS)
+        "phases": cross(**cell, pe=["none", "dup"], encode=None, seed=SEEDS)
         + cross(**cell, pe="sin", encode=phases, seed=SEEDS),
         "clocks": cross(**cell, pe=[*WITH_DUP, "random", "ramp", "counter", "shuffled"], seed=SEEDS),
         "models-of-today": cross(**cell | dict(model=["mingru", "mamba"]), pe=WITH_DUP, seed=SEEDS),
+        "convolution": cross(**cell | dict(model="mamba"), no_conv=[None, True], pe=WITH_DUP, seed=SEEDS),
     }
     return {name: found[name] for name in names}
 
@@ -39,18 +43,19 @@ def points(flag=None):
 
     def curves(flags, metrics):
         value = flags.get(flag)
-        name = flags["pe"] if value is None else f"{flags['pe']}\n{WORDS.get(value, value)}"
+        name = flags["pe"] if value is None else f"{flags['pe']}\n{WORDS.get(str(value), value)}"
         yield flags["model"].upper(), flags["pe"], {name: accuracy(metrics)}
 
     return curves
 
 
 FIGURES = {  # name: what the title says, the x axis, the flag that it stands for beside the encoding
-    "amplitude": ("which length", "length", "amplitude"),
-    "bands": ("which frequencies", "frequencies", "bands"),
-    "phases": ("which steps", "encoded steps", "encode"),
+    "amplitude": ("how long vectors", "encoding, length of its vectors", "amplitude"),
+    "bands": ("which frequencies", "encoding, its frequencies", "bands"),
+    "phases": ("which steps", "encoding, its steps", "encode"),
     "clocks": ("which clock", "encoding", None),
     "models-of-today": ("models of today", "encoding", None),
+    "convolution": ("Mamba without its convolution", "encoding", "no_conv"),
 }
 
 
@@ -62,27 +67,41 @@ def figures(names, task):
     return found
 
 
-LONG_SIN, LONG_LEARNED = SIN | dict(amplitude=LONG), dict(pe="learned", amplitude=LONG)
-READING, ANSWERING, ALWAYS = (SIN | dict(encode=phase) for phase in ("input", "output", "both"))
+def sin(**flags):
+    return SIN | flags
+
+
+READING, ANSWERING, ALWAYS = (sin(encode=phase) for phase in ("input", "output", "both"))
+FAST, MIDDLE, SLOW = (sin(bands=third) for third in THIRDS)
+ALONE = [  # figure, what helps, the trials that have it
+    ("bands", "the fast third of the frequencies alone", FAST),
+    ("bands", "the middle third alone", MIDDLE),
+    ("bands", "the slow third alone", SLOW),
+    ("phases", "the encoding while reading alone", READING),
+    ("phases", "the encoding while answering alone", ANSWERING),
+]
 ROWS = [  # figure, what it says, better, worse
-    ("amplitude", "a longer sin is better", LONG_SIN, SIN | dict(amplitude=UNIT)),
-    ("bands", "the fast third of the frequencies alone helps", SIN | dict(bands="0:0.3334"), NONE),
-    ("bands", "the middle third alone helps", SIN | dict(bands="0.3334:0.6667"), NONE),
-    ("bands", "the slow third alone helps", SIN | dict(bands="0.6667:1"), NONE),
-    ("phases", "the encoding helps while reading alone", READING, NONE),
-    ("phases", "the encoding helps while answering alone", ANSWERING, NONE),
+    ("amplitude", "a longer sin is better", sin(amplitude=LONG), sin(amplitude=UNIT)),
+    ("bands", "the fast third alone is better than all frequencies", FAST, sin(bands="0:1")),
     ("phases", "both phases are better than reading alone", ALWAYS, READING),
     ("phases", "both phases are better than answering alone", ALWAYS, ANSWERING),
+    ("phases", "reading alone is better than answering alone", READING, ANSWERING),
     ("clocks", "more than telling steps apart: sin is better than random", SIN, dict(pe="random")),
     ("clocks", "continuity helps: sin is better than shuffled", SIN, dict(pe="shuffled")),
     ("clocks", "smoothness helps: sin is better than counter", SIN, dict(pe="counter")),
     ("clocks", "periods help: sin is better than ramp", SIN, dict(pe="ramp")),
+    ("convolution", "Mamba's convolution helps without a clock", NONE | CONV, NONE | NO_CONV),
 ]
-OF_LEARNED = "learned vectors are not better than a sin as long"
 CLAIMS = [Claim(figure, text, accuracy, better, worse) for figure, text, better, worse in ROWS]
+for figure, what, trials in ALONE:
+    CLAIMS += [Claim(figure, f"{what} helps", accuracy, trials, NONE)]
+    CLAIMS += [Claim(figure, f"{what} helps more than dup", accuracy, trials, DUP)]
+for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
+    text = f"learned vectors are not better than sin, both of length {length['amplitude']:g}"
+    CLAIMS += [Claim("amplitude", text, accuracy, dict(pe="learned") | length, sin(**length), no_gain=True)]
 CLAIMS += [
-    Claim("amplitude", OF_LEARNED, accuracy, LONG_LEARNED, LONG_SIN, no_gain=True),
     *helps("models-of-today", "{model}", per="model"),
+    *helps("convolution", "Mamba without its convolution", **NO_CONV),
 ]
 
 

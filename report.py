@@ -80,6 +80,7 @@ class Claim:
     worse: dict | float  # flags; or a number, and the mean of every cell of `better` is above it
     than: Callable | None = None  # the metric of `worse`, where it is another; of the same trials, in pairs
     where: dict = field(default_factory=dict)  # the trials it is about
+    over: dict | None = None  # flags: what is compared are gains over the trials that differ in these
     per: str = ""  # a flag: one claim for each of its values in the grid
     no_gain: bool = False  # claims that `better` is not above; few or noisy trials are enough for that
     scales: tuple = tuple(SCALES)  # an absolute number is claimed at paper scale only
@@ -141,16 +142,21 @@ def judge(claim, cells):
     same = better.trials == worse.trials
     if len(better.groups()) != 1 or (same and claim.than is None):
         return None, "the grid has nothing to compare"
-    a, b = better.values(claim.metric), worse.values(claim.than or claim.metric)
-    if min(len(a), len(b)) < ENOUGH:
-        return None, f"n = {len(a)} and {len(b)}"
+    samples = [better.values(claim.metric), worse.values(claim.than or claim.metric)]
+    if claim.over is not None:
+        bases = [about.where(**side | claim.over) for side in (claim.worse, claim.better)]
+        samples += [base.values(claim.metric) for base in bases]
+    n, m, *_ = counts = [len(values) for values in samples]
+    if min(counts) < ENOUGH:
+        return None, f"n = {n} and {m}"
     if same:  # two numbers of the same trials, so that a resample takes both of a trial
-        resamples = bootstrap_resamples(np.subtract(a, b))
+        resamples = bootstrap_resamples(np.subtract(*samples))
     else:
-        resamples = bootstrap_resamples(a, 0) - bootstrap_resamples(b, 1)
+        resamples = sum((-1) ** i * bootstrap_resamples(values, i) for i, values in enumerate(samples))
     low, high = np.percentile(resamples, [2.5, 97.5])
-    numbers = f"{np.mean(a):.4f} (n={len(a)}) against {np.mean(b):.4f} (n={len(b)})"
-    numbers += f", difference {np.mean(a) - np.mean(b):+.4f} [{low:+.4f}, {high:+.4f}]"
+    a, b, base_b, base_a = [np.mean(values) for values in samples] + [0.0] * (4 - len(samples))
+    a, b = a - base_a, b - base_b
+    numbers = f"{a:.4f} (n={n}) against {b:.4f} (n={m}), difference {a - b:+.4f} [{low:+.4f}, {high:+.4f}]"
     return bool(low > 0) != claim.no_gain, numbers
 
 
@@ -184,6 +190,12 @@ def helps_at_largest(figure):
     yield from helps(figure, f"{{model}} {where}", per="model", **large)
     lowers = f"the encoding lowers {{model}}'s edit distance {where}"
     yield Claim(figure, lowers, distance, NONE | large, SIN | large, per="model")
+
+
+def grows(figure):
+    """... more, the larger the vocabulary."""
+    text, small = "the encoding's help for {model} grows with the vocabulary", SIN | dict(vocab=min)
+    yield Claim(figure, text, accuracy, SIN | dict(vocab=max), small, over=NONE, per="model")
 
 
 NO_GAIN = Claim("fig12", "as many parameters do not help (dup)", accuracy, DUP, NONE, no_gain=True)
@@ -343,8 +355,10 @@ def draw(figure, scale, path, cells, kinds):
             draw_panel(axis, figure, lines, chance=figure.x == "vocab" and y_label in ACCURACY)
         for axis in axes[len(panels) :]:
             axis.remove()
-        picture.suptitle(f"{figure.title}, {scale} scale{sizes(cells)}")
-        add_legend(picture, panels)
+        same, levels = sizes(cells), "token accuracy" in figure.metrics and figure.x != "vocab"
+        words = [figure.title, f"{scale} scale", *(f"{letter} = {value}" for letter, value in same.items())]
+        picture.suptitle(", ".join(words))
+        add_legend(picture, panels, f"; chance: {1 / same['K']:.2g}" if levels and "K" in same else "")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             for kind in kinds:
@@ -355,12 +369,12 @@ def draw(figure, scale, path, cells, kinds):
 
 
 def sizes(cells):
-    """K and L, where all trials have the same."""
+    """{letter: value} of K and L, where all trials have the same."""
     found = {}
     for letter, flag in (("K", "vocab"), ("L", "length")):
         configs = [metrics["about"].get("config", {}) for metrics in cells.finished()]
         found[letter] = {config.get(flag) for config in configs} - {None}
-    return "".join(f", {letter} = {values.pop()}" for letter, values in found.items() if len(values) == 1)
+    return {letter: values.pop() for letter, values in found.items() if len(values) == 1}
 
 
 def gather(cells):
@@ -378,12 +392,13 @@ def draw_panel(axis, figure, lines, chance):
     """Lines over x; or points side by side, where x is a word or there is a single one."""
     axis.grid(axis="y", alpha=0.3)
     axis.locator_params(axis="y", nbins=5)  # each grid line is a part of the SVG's size
-    xs = sorted({x for points in lines.values() for x in points})
+    xs = list(dict.fromkeys(x for points in lines.values() for x in points))  # words: as in the grid
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
+    xs = xs if side_by_side else sorted(xs)
     draw_one = draw_points if side_by_side else draw_line
     for n, (line, points) in enumerate(lines.items()):
         style = STYLES.get(line, dict(color=f"C{n}", marker="o"))
-        draw_one(axis, line, dict(sorted(points.items())), style)
+        draw_one(axis, line, {x: points[x] for x in xs if x in points}, style)
     if side_by_side:
         axis.margins(x=0.3 if len(xs) < 5 else 0.08)
         level = f" (chance: {1 / xs[0]:.2g})" if chance else ""
@@ -418,14 +433,14 @@ def means_and_errors(points):
     return means, np.abs(np.transpose(ends) - means)
 
 
-def add_legend(picture, panels):
+def add_legend(picture, panels, chance):
     """One for all panels, below them; its title is the caption. Points have their names on the x axis."""
     handles = {}
     for axis in picture.axes:
         handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
     counts = {len(v) for lines in panels.values() for points in lines.values() for v in points.values()}
     n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
-    caption = f"mean and 95% bootstrap interval{'' if handles else ', dashes: seeds'}; n = {n}"
+    caption = f"mean and 95% bootstrap interval{'' if handles else ', dashes: seeds'}; n = {n}{chance}"
     across = int(picture.get_figwidth() / 1.5)  # of 4.5 inches and more
     how = dict(loc="outside lower center", ncols=across, frameon=False, title=caption)
     picture.legend(handles.values(), [MEANINGS.get(name, name) for name in handles], **how)

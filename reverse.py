@@ -84,7 +84,7 @@ GRIDS = {
         + cross(model="lstm", pe="none", vocab=16, iterations=6000, batch=64, seed=SEEDS)
         + cross(model="lstm", pe="none", vocab=16, iterations=3000, batch=128, seed=SEEDS),
     }
-    | beyond.grids(dict(model="gru", vocab=16, iterations=2000), beyond.SHARED),
+    | beyond.grids(dict(model="gru", vocab=16, iterations=2000), beyond.OF_REVERSE),
     "smoke": {
         "fig2": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
         "fig3": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=8, dual_freq=True, seed=range(1)),
@@ -121,7 +121,7 @@ def by_length(flags, metrics):
 
 
 def by_training(flags, metrics):
-    x = f"{flags['iterations']:,} x {flags['batch']}"
+    x = f"{flags['pe']}\n{flags['iterations']:,} x {flags['batch']}"
     yield flags["model"].upper(), flags["pe"], {x: accuracy(metrics)}
 
 
@@ -134,8 +134,10 @@ FIGURES = {
     "fig12": Figure("Reverse ordering, the embedding twice", BOTH_METRICS, "pe"),
     "fig13": Figure("Reverse ordering, other encodings", BOTH_METRICS, "pe"),
     "fig14": Figure("Other encodings, variable length", BOTH_METRICS, "input length", by_length),
-    "section4.1": Figure("More iterations, larger batches", ACCURACY, "iterations x batch", by_training),
-} | beyond.figures(beyond.SHARED, "Reverse ordering")
+    "section4.1": Figure(
+        "More iterations, larger batches", ACCURACY, "encoding, iterations x batch", by_training
+    ),
+} | beyond.figures(beyond.OF_REVERSE, "Reverse ordering")
 
 RANDOM, LEARNED = dict(pe="random"), dict(pe="learned")
 SMALL, LARGE = dict(vocab=min), dict(vocab=max)
@@ -164,6 +166,7 @@ BASE = dict(iterations=min, batch=min)
 CLAIMS = [
     Claim("fig2", DEGRADES, accuracy, NONE | SMALL, NONE | LARGE, per="model"),
     *report.helps_at_largest("fig2"),
+    *(replace(claim, scales=PAPER) for claim in report.grows("fig2")),
     Claim("fig2", ABOVE_95, accuracy, SIN, 0.95, where=GRU, scales=PAPER),
     Claim("fig2", ABOVE_95, accuracy, SIN, 0.95, where=LSTM, scales=PAPER),
     Claim("fig3", RARE_HURTS, FREQUENT_ALONE, NONE, NONE, than=AMONG, per="model"),
@@ -188,8 +191,8 @@ for figure in ("fig13", "fig14"):
         Claim(figure, "sin is better than learned", accuracy, SIN, LEARNED),
     ]
 at_quick_scale = [claim for claim in CLAIMS if claim.figure == "fig2" and "quick" in claim.scales]
-CLAIMS += [replace(claim, figure="fig2-full") for claim in at_quick_scale]
-CLAIMS += beyond.claims(beyond.SHARED)
+CLAIMS += [*(replace(claim, figure="fig2-full") for claim in at_quick_scale), *report.grows("fig2-full")]
+CLAIMS += beyond.claims(beyond.OF_REVERSE)
 
 # ------------------------------------------------------------------------------------------------------------
 # The tasks
