@@ -255,11 +255,12 @@ def pack(split, rows):
 STEPS, PARTS = 64, 16
 
 
-def even(batch, most):
+def even(batch, most, vocab):
     """The same batch in one of few sizes, each of which a CUDA graph can serve.
 
     All paragraphs have the same number of steps, a multiple of STEPS or `most`, and the targets are so many
-    PARTS of all steps: what is added comes after a paragraph's end, or counts as not known.
+    PARTS of all steps: what is added comes after a paragraph's end, or counts as not known. It is of all
+    pieces alike, since a card adds the gradients of one piece in turn, be they zero.
     """
     rows, found = int(batch.sizes[0]), len(batch.targets)
     time = min(most, math.ceil(len(batch.sizes) / STEPS) * STEPS)
@@ -267,7 +268,7 @@ def even(batch, most):
     there = (torch.arange(rows) < sizes[:, None]).flatten()  # (T B,)
     places = torch.cat([there.nonzero()[:, 0], (~there).nonzero()[:, 0]])
     count = math.ceil(found * PARTS / len(places)) * len(places) // PARTS
-    inputs = batch.inputs.new_zeros(len(places)).index_copy_(0, places[:found], batch.inputs)
+    inputs = (torch.arange(len(places)) % vocab).index_copy_(0, places[:found], batch.inputs)
     targets, known = (F.pad(x, (0, count - found)) for x in (batch.targets, batch.known))
     times = torch.arange(time).repeat_interleave(rows)
     return Batch(inputs, targets, times, known, torch.full_like(sizes, rows), places[:count])
@@ -408,6 +409,7 @@ class WikiText(Task):
     name, scales, grids, figures, claims = "lm_wikitext", SCALES, GRIDS, FIGURES, CLAIMS
     without = ("--held-out", "--encode", "--no-conv")
     graph = False  # batches come from the text, in several sizes
+    sizes = f"{Task.sizes}, or use --no-graph on a card"
     always_fast = True  # on a CPU, the backward pass of torch's touches all rows at every step
 
     @staticmethod
@@ -475,7 +477,7 @@ class WikiText(Task):
 
     def training_episode(self, i, in_graph=False):
         batch = pack(self.splits["train"], self.training_rows(i))
-        return (even(batch, self.length) if in_graph else batch).to(self.device)
+        return (even(batch, self.length, self.vocab) if in_graph else batch).to(self.device)
 
     def loss_and_accuracy(self, model, batch, how):
         """Of the known targets; with either engine in chunks of logits."""

@@ -65,6 +65,10 @@ CPU = torch.device("cpu")
 Skip = unittest.SkipTest
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that are started here
+# PyTorch cannot fork once it has seen a card: what needs one runs in processes of its own, which see it.
+CARDS = {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"}
+if "--on-card" not in sys.argv:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -136,14 +140,27 @@ def wait_for(condition, seconds=60):
         time.sleep(0.002)
 
 
+def with_card(*words):
+    """Python in a process that sees the cards, if any -> (exit code, what it printed)."""
+    env = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"} | CARDS
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@functools.cache
+def has_card():
+    return with_card("-c", "import torch; raise SystemExit(not torch.cuda.is_available())")[0] == 0
+
+
 def on_card(test):
     """A test that needs a card, and is skipped without one; all others are on a CPU everywhere."""
 
     @functools.wraps(test)
     def run():
-        if not torch.cuda.is_available():
+        if not has_card():
             raise Skip("no CUDA device")
-        run.__wrapped__()
+        code, said = with_card(__file__, "--on-card", test.__name__)
+        assert code == 0, f"exit code {code}: {said}"
 
     return run
 
@@ -1360,26 +1377,42 @@ def test_signals_outside_of_training_are_one_line():
 
 
 def test_with_a_card_its_tests_run():
-    """All whose names say CUDA, and the device of what names none is the card's; smoke trials stay here."""
-    tests = [test for name, test in globals().items() if name.startswith("test_cuda_")]
+    """All whose names say CUDA, in processes that see it, unlike the others. Smoke trials alone are elsewhere
+    when they name no device."""
+    tests, asked = [name for name in globals() if name.startswith("test_cuda_")], []
+    assert len(tests) >= 6 and not torch.cuda.is_available()
     for there in (True, False):
         with mock.patch("torch.cuda.is_available", lambda there=there: there):
             assert trial.choose_device(task_of("").args).type == ("cuda" if there else "cpu")
             assert trial.choose_device(task_of("--scale smoke").args).type == "cpu"
-            for test in tests:
-                with mock.patch.object(test, "__wrapped__") as body, contextlib.suppress(Skip):
-                    test()
-                assert body.called == there, test
-    assert len(tests) >= 6
+        answers = dict(
+            has_card=lambda there=there: there, with_card=lambda *words: asked.append(words) or (0, "")
+        )
+        with mock.patch.dict(globals(), answers):
+            for name in tests:
+                with contextlib.suppress(Skip):
+                    globals()[name]()
+    assert asked == [(__file__, "--on-card", name) for name in tests]
+    bodies = {name: mock.Mock() for name in tests}
+    with mock.patch.dict(globals(), {name: mock.Mock(__wrapped__=body) for name, body in bodies.items()}):
+        assert main(["--on-card", tests[0]]) == 0
+    assert [body.called for body in bodies.values()] == [name == tests[0] for name in tests]
+    seen = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    for cards in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):
+        with mock.patch.dict(globals(), CARDS=cards):
+            assert with_card("-c", seen) == (0, f"{cards.get('CUDA_VISIBLE_DEVICES')}\n")
 
 
 WAYS = ["", "--no-graph", "--engine torch", "--precision fp32", "--precision bf16"]
 WAYS += ["--deterministic", "--deterministic --log-every 50"]
 CARD = {f"reverse.py --seed 0-2 --model {model}": WAYS for model in MODELS}  # {command: its ways on the card}
 CARD |= {f"reverse.py --min-length 4 --model {model}": ["", "--no-graph"] for model in MODELS}
-CARD |= {f"stability.py --held-out 160 --train --model {model}": [""] for model in MODELS}
-CARD |= {"sort.py": [""], "delayed_add.py": [""], "predecessor.py --model gru": [""]}
-CARD |= {"lm_shakespeare.py": [""], "lm_wikitext.py --data data": ["", "--no-graph", "--engine torch"]}
+CARD |= {"delayed_add.py": [""], "predecessor.py --model gru": [""]}
+# These are less stable, or were not tried: tf32 alone may move them by 0.01 and more.
+CARD |= {"reverse.py --model mingru": ["--precision fp32"], "reverse.py --model mamba": ["--precision fp32"]}
+CARD |= {f"stability.py --held-out 160 --train --model {model}": ["--precision fp32"] for model in MODELS}
+CARD |= {"sort.py": ["--precision fp32"], "lm_shakespeare.py": ["--precision fp32"]}
+CARD |= {"lm_wikitext.py --data data": ["", "--no-graph", "--engine torch"]}
 
 
 def process(words):
@@ -1397,11 +1430,16 @@ def run_script(words, out):
     assert code == 0, (script, words, err)
 
 
-def losses_below(out):
-    """{trial or condition: cross-entropy on held-out data, or stability at the last snapshot}"""
+def losses_below(out, graph):
+    """{trial or condition: cross-entropy on held-out data, or stability at the last snapshot}
+
+    None of the trials has fallen back to what is not compiled, or not a graph.
+    """
     found = {}
     for path in Path(out).rglob("result.json"):
-        metrics = json.loads(path.read_text())["metrics"]
+        content = json.loads(path.read_text())
+        assert content["compile_fault"] is None and content["graph"] == graph, (path, content)
+        metrics = content["metrics"]
         perplexity = metrics.get("test_perplexity", metrics.get("valid_perplexity"))
         found[path.parent.name] = math.log(perplexity) if perplexity else metrics["cross_entropy"]
     for path in Path(out).rglob("stability.json"):
@@ -1417,7 +1455,7 @@ def compare_with_a_cpu(device, commands):
     def losses(case):
         command, where, way = case
         run_script(f"{command} {flags} --device {where} {way}", out := re.sub(r"\W+", "-", " ".join(case)))
-        return losses_below(out)
+        return losses_below(out, where == "cuda" and "--no-graph" not in way)
 
     there = [(command, device, way) for command, ways in commands.items() for way in ways]
     cases = [*((command, "cpu", "") for command in commands), *there]
@@ -2094,7 +2132,8 @@ def test_packed_paragraphs_equal_padded_ones():
         right = (logits.argmax(2).T == targets)[real][known].double().mean()
         wanted = losses[known].mean(), *torch.autograd.grad(losses[known].mean(), model.parameters())
         everything = [x.item() for x in (losses[known].mean().exp(), losses.mean().exp(), right)]
-        of_even, paragraphs = lm_wikitext.even(batch, 32), len(LENGTHS) - 1
+        of_even, paragraphs = lm_wikitext.even(batch, 32, 40), len(LENGTHS) - 1
+        assert len(set(of_even.inputs.tolist())) == 40, "what is added is of all pieces alike"
         assert of_even.sizes.tolist() == [paragraphs] * 32 and len(of_even.targets) % (2 * paragraphs) == 0
         for how in (dict(engine=engine, compiled=False) for engine in ("torch", "fast")):
             for pairs in (of_even, batch):
@@ -2314,6 +2353,9 @@ def main(words):
     if words[:1] == ["--fixture"]:
         for case in check_fixture(words[1]):
             print(f"{case}: logits, loss, gradients and, where given, stability agree")
+        return 0
+    if words[:1] == ["--on-card"]:
+        globals()[words[1]].__wrapped__()
         return 0
     counts = Counter()
     for name, test in list(globals().items()):

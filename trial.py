@@ -223,10 +223,10 @@ def is_out_of_memory(error):
     return says or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def peak_memory(device):
-    """Bytes: of the card's allocations, or of the process so far."""
+def peak_memory(device, alone):
+    """Bytes: of the card's allocations, of seeds side by side all that they keep; or of the process."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return (torch.cuda.max_memory_allocated if alone else torch.cuda.max_memory_reserved)(device)
     with contextlib.suppress(OSError, StopIteration):  # on Linux; what follows counts a parent's memory too
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
@@ -362,7 +362,8 @@ class Trial:
         except Exception as error:  # noqa: BLE001 - the others go on
             if is_out_of_memory(error):
                 fewer = "" if self.alone else ", or train fewer seeds at a time"
-                self.end(FAILED, f"out of memory: lower {self.task.sizes}{fewer}; checkpoints are kept")
+                kept = "" if self.args.overwrite else "; checkpoints are kept"
+                self.end(FAILED, f"out of memory: lower {self.task.sizes}{fewer}{kept}")
             else:
                 traceback.print_exc()
                 self.end(FAILED)
@@ -381,13 +382,14 @@ class Trial:
         metrics = self.task.evaluate(self.model, self.how)
         if bad := not_finite(metrics):
             raise NotFinite(f"{', '.join(bad)} not finite after iteration {self.iteration}")
+        memory = "peak_memory_bytes" if self.alone else "peak_memory_bytes_of_all"
         result = self.origin | {
             "metrics": metrics,
             "iterations": self.iteration,
             "seconds": round(self.seconds, 3),
             "iterations_per_second": round(self.iteration / self.seconds, 3),
             "seconds_to_start": round(self.to_start, 3),
-            "peak_memory_bytes" if self.alone else "peak_memory_bytes_of_all": peak_memory(self.device),
+            memory: peak_memory(self.device, self.alone),
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         write_json(self.folder / "result.json", result)
