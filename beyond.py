@@ -10,7 +10,7 @@ python reverse.py --scale quick --all convolution       # Mamba's, which is said
 
 from cli import SEEDS, WITH_DUP, cross
 
-from report import ACCURACY, DUP, NONE, SIN, Claim, Figure, accuracy, helps
+from report import ACCURACY, DUP, NONE, SIN, Claim, Figure, accuracy, helps, name_of
 
 SHARED = ["amplitude", "phases", "clocks", "models-of-today"]
 OF_REVERSE, OF_ADDITION = [*SHARED, "convolution"], ["bands", *SHARED]
@@ -44,7 +44,7 @@ def points(flag=None):
     def curves(flags, metrics):
         value = flags.get(flag)
         name = flags["pe"] if value is None else f"{flags['pe']}\n{WORDS.get(str(value), value)}"
-        yield flags["model"].upper(), flags["pe"], {name: accuracy(metrics)}
+        yield name_of(flags["model"]), flags["pe"], {name: accuracy(metrics)}
 
     return curves
 

@@ -344,11 +344,11 @@ def training_perplexity(first, last):
 
 def curve(flags, metrics):
     losses = zip(metrics["curve"]["iteration"], metrics["curve"]["loss"])
-    yield flags["model"].upper(), flags["pe"], {i: float(np.exp(loss)) for i, loss in losses}
+    yield report.name_of(flags["model"]), flags["pe"], {i: float(np.exp(loss)) for i, loss in losses}
 
 
 def bars(flags, metrics):
-    yield flags["model"].upper(), flags["pe"], {flags["pe"]: perplexity(metrics)}
+    yield report.name_of(flags["model"]), flags["pe"], {flags["pe"]: perplexity(metrics)}
 
 
 def table1(cells, scale):

@@ -35,6 +35,10 @@ TEXT = ("text_sha256", "pieces_sha256")  # in a trial's config: fingerprints of 
 MARKER = "<!-- made by python report.py --write; edit above this line only -->"
 
 
+def name_of(model):
+    return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
+
+
 @dataclass
 class Figure:
     """Drawn with a panel per model and metric and in it a line per encoding over the flag `x`; or, with
@@ -56,7 +60,7 @@ class Figure:
         """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
         if self.curves:
             return [(panel, self.y, line, points) for panel, line, points in self.curves(flags, metrics)]
-        panel, line, x = flags.get("model", "").upper(), flags["pe"], flags[self.x]
+        panel, line, x = name_of(flags.get("model", "")), flags["pe"], flags[self.x]
         return [(panel, name, line, {x: metric(metrics)}) for name, metric in self.metrics.items()]
 
 
@@ -74,7 +78,7 @@ class Claim:
     """
 
     figure: str
-    text: str  # {model}, {vocab}, ... stand for the values in `where` and of `per`, a model's in capitals
+    text: str  # {model}, {vocab}, ... stand for the values in `where` and of `per`
     metric: Callable  # a trial's metrics -> a number
     better: dict  # flags that leave one cell
     worse: dict | float  # flags; or a number, and the mean of every cell of `better` is above it
@@ -128,7 +132,7 @@ def expand(claim, cells):
     for value in dict.fromkeys(flags.get(claim.per) for flags, _ in cells.where(**claim.where).trials):
         where = claim.where | ({claim.per: value} if claim.per else {})
         if all(cells.where(**where).where(**side).trials for side in sides):
-            words = {k: v.upper() if k == "model" else v for k, v in where.items()}
+            words = {k: name_of(v) if k == "model" else v for k, v in where.items()}
             yield replace(claim, text=claim.text.format(**words), where=where, per="")
 
 

@@ -112,19 +112,20 @@ def worst(*metrics):
 
 def by_position(flags, metrics):
     for condition, values in metrics["by_condition"].items():
-        panel = f"{flags['model'].upper()}, {condition} (target/disturbants)"
+        panel = f"{report.name_of(flags['model'])}, {condition} (target/disturbants)"
         yield panel, flags["pe"], dict(enumerate(values, 1))
 
 
 def by_length(flags, metrics):
-    yield flags["model"].upper(), flags["pe"], {int(n): x for n, x in metrics["by_length"].items()}
+    yield report.name_of(flags["model"]), flags["pe"], {int(n): x for n, x in metrics["by_length"].items()}
 
 
 def by_training(flags, metrics):
     x = f"{flags['pe']}\n{flags['iterations']:,} x {flags['batch']}"
-    yield flags["model"].upper(), flags["pe"], {x: accuracy(metrics)}
+    yield report.name_of(flags["model"]), flags["pe"], {x: accuracy(metrics)}
 
 
+UNLIKE = "  vectors of length 1, but learned ones start at the root of --embed; at equal lengths: `amplitude`"
 RETRIEVAL = {f"accuracy, {c} (target/disturbants)": retrieval(c) for c in CONDITIONS}
 FIGURES = {
     "fig2": Figure("Reverse ordering", BOTH_METRICS, "vocab"),
@@ -132,7 +133,7 @@ FIGURES = {
     "fig3": Figure("Reverse ordering, Frequent and Rare integers", RETRIEVAL, "target position", by_position),
     "fig11": Figure("Reverse ordering, variable length", BOTH_METRICS, "input length", by_length),
     "fig12": Figure("Reverse ordering, the embedding twice", BOTH_METRICS, "pe"),
-    "fig13": Figure("Reverse ordering, other encodings", BOTH_METRICS, "pe"),
+    "fig13": Figure("Reverse ordering, other encodings", BOTH_METRICS, "pe", note=lambda cells: [UNLIKE]),
     "fig14": Figure("Other encodings, variable length", BOTH_METRICS, "input length", by_length),
     "section4.1": Figure(
         "More iterations, larger batches", ACCURACY, "encoding, iterations x batch", by_training

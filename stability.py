@@ -34,7 +34,7 @@ import fast
 import reverse
 import trial
 from common import Refused
-from report import DUP, NONE, SIN, Claim, Figure
+from report import DUP, NONE, SIN, Claim, Figure, name_of
 from reverse import AMONG_RARE, CONDITIONS, GRU, KINDS, LSTM, S4D, DualFrequency
 
 # ------------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def gap(which):
 
 def by_iteration(flags, content):
     for condition, values in content["by_condition"].items():
-        panel = f"{flags['model'].upper()}, {condition} (target at t = {content['target']})"
+        panel = f"{name_of(flags['model'])}, {condition} (target at t = {content['target']})"
         yield panel, flags["pe"], {int(iteration): value for iteration, value in values.items()}
 
 
