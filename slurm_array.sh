@@ -26,12 +26,14 @@ trial() {
     exec "${PYTHON:-python}" "$script" "${@:3}"
 }
 
-# Back to the queue if `scontrol show job` says what $1 matches. The name is JOB_INDEX: the job's own number can be
-# the whole array's. No pattern below matches a job that its user cancelled, or that SLURM has requeued itself.
+# Back to the queue if `scontrol show job` says what $1 matches; again, where a controller that hears from hundreds of
+# elements at once does not answer. The name is JOB_INDEX: the job's own number can be the whole array's. No pattern
+# below matches a job that its user cancelled, or that SLURM has requeued itself.
 requeue_if() {
     element=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-    until job=$(scontrol show job --oneliner "$element"); do sleep 10; done # until the controller answers
-    if [[ $job =~ $1 ]]; then scontrol requeue "$element"; fi
+    until job=$(scontrol show job --oneliner "$element") && { [[ ! $job =~ $1 ]] || scontrol requeue "$element"; }; do
+        sleep 10
+    done
 }
 
 # Only this shell gets USR1, and bash runs a trap only while it waits: hence the `&`. TERM goes to all processes, and

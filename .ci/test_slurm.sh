@@ -199,7 +199,7 @@ preempt
 check "preempted, PreemptMode=CANCEL: both requeue themselves, once, and no other" all_restarts_are "$b" 1 "${now[@]}"
 scontrol update JobId="$b" TimeLimit=1 # so USR1 comes at SLURM's next look at the clock, every 30 seconds
 check "time limit of a minute: all elements end" soon 400 ended "$b"
-check "... as COMPLETED" states_are "$b" COMPLETED
+check "... as COMPLETED" soon 30 states_are "$b" COMPLETED
 counts=$(each Restarts "$b")
 echo "restarts of each element: $counts; states: $(each JobState "$b")"
 check "... some of them requeued at the limit" test $((${counts// /+}0)) -gt 2
