@@ -5,7 +5,6 @@ python delayed_add.py --scale quick --all bands         # fast frequencies or sl
 python reverse.py --scale quick --all phases            # while the input is read, or answered
 python reverse.py --scale quick --all clocks            # that it is smooth, that it returns
 python reverse.py --scale quick --all models-of-today   # recurrences of 2023 and 2024
-python reverse.py --scale quick --all convolution       # Mamba's, which is said to matter for reversal
 """
 
 from cli import SEEDS, WITH_DUP, cross
@@ -13,11 +12,9 @@ from cli import SEEDS, WITH_DUP, cross
 from report import ACCURACY, DUP, NONE, SIN, Claim, Figure, accuracy, helps, name_of
 
 SHARED = ["amplitude", "phases", "clocks", "models-of-today"]
-OF_REVERSE, OF_ADDITION = [*SHARED, "convolution"], ["bands", *SHARED]
+EVERY = ["bands", *SHARED]
 THIRDS = {"0:0.3334": "fast", "0.3334:0.6667": "middle", "0.6667:1": "slow"}
 WORDS = THIRDS | {"0:1": "all", "input": "reading", "output": "answering", "both": "in both"}
-WORDS |= {"True": "no convolution"}
-CONV, NO_CONV = dict(no_conv=None), dict(no_conv=True)
 UNIT, LONG = 1.0, 8.0  # of 64 columns: the length of learned vectors as they start
 
 
@@ -33,7 +30,6 @@ def grids(cell, names):
         + cross(**cell, pe="sin", encode=phases, seed=SEEDS),
         "clocks": cross(**cell, pe=[*WITH_DUP, "random", "ramp", "counter", "shuffled"], seed=SEEDS),
         "models-of-today": cross(**cell | dict(model=["mingru", "mamba"]), pe=WITH_DUP, seed=SEEDS),
-        "convolution": cross(**cell | dict(model="mamba"), no_conv=[None, True], pe=WITH_DUP, seed=SEEDS),
     }
     return {name: found[name] for name in names}
 
@@ -43,7 +39,7 @@ def points(flag=None):
 
     def curves(flags, metrics):
         value = flags.get(flag)
-        name = flags["pe"] if value is None else f"{flags['pe']}\n{WORDS.get(str(value), value)}"
+        name = flags["pe"] if value is None else f"{flags['pe']}\n{WORDS.get(value, value)}"
         yield name_of(flags["model"]), flags["pe"], {name: accuracy(metrics)}
 
     return curves
@@ -55,7 +51,6 @@ FIGURES = {  # name: what the title says, the x axis, the flag that it stands fo
     "phases": ("which steps", "encoding, its steps", "encode"),
     "clocks": ("which clock", "encoding", None),
     "models-of-today": ("models of today", "encoding", None),
-    "convolution": ("Mamba without its convolution", "encoding", "no_conv"),
 }
 
 
@@ -90,7 +85,6 @@ ROWS = [  # figure, what it says, better, worse
     ("clocks", "continuity helps: sin is better than shuffled", SIN, dict(pe="shuffled")),
     ("clocks", "smoothness helps: sin is better than counter", SIN, dict(pe="counter")),
     ("clocks", "periods help: sin is better than ramp", SIN, dict(pe="ramp")),
-    ("convolution", "Mamba's convolution helps without a clock", NONE | CONV, NONE | NO_CONV),
 ]
 CLAIMS = [Claim(figure, text, accuracy, better, worse) for figure, text, better, worse in ROWS]
 for figure, what, trials in ALONE:
@@ -99,10 +93,7 @@ for figure, what, trials in ALONE:
 for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
     text = f"learned vectors are not better than sin, both of length {length['amplitude']:g}"
     CLAIMS += [Claim("amplitude", text, accuracy, dict(pe="learned") | length, sin(**length), no_gain=True)]
-CLAIMS += [
-    *helps("models-of-today", "{model}", per="model"),
-    *helps("convolution", "Mamba without its convolution", **NO_CONV),
-]
+CLAIMS += helps("models-of-today", "{model}", per="model")
 
 
 def claims(names):

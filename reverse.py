@@ -84,7 +84,7 @@ GRIDS = {
         + cross(model="lstm", pe="none", vocab=16, iterations=6000, batch=64, seed=SEEDS)
         + cross(model="lstm", pe="none", vocab=16, iterations=3000, batch=128, seed=SEEDS),
     }
-    | beyond.grids(dict(model="gru", vocab=16, iterations=2000), beyond.OF_REVERSE),
+    | beyond.grids(dict(model="gru", vocab=16, iterations=2000), beyond.SHARED),
     "smoke": {
         "fig2": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
         "fig3": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=8, dual_freq=True, seed=range(1)),
@@ -138,7 +138,7 @@ FIGURES = {
     "section4.1": Figure(
         "More iterations, larger batches", ACCURACY, "encoding, iterations x batch", by_training
     ),
-} | beyond.figures(beyond.OF_REVERSE, "Reverse ordering")
+} | beyond.figures(beyond.SHARED, "Reverse ordering")
 
 RANDOM, LEARNED = dict(pe="random"), dict(pe="learned")
 SMALL, LARGE = dict(vocab=min), dict(vocab=max)
@@ -193,7 +193,7 @@ for figure in ("fig13", "fig14"):
     ]
 at_quick_scale = [claim for claim in CLAIMS if claim.figure == "fig2" and "quick" in claim.scales]
 CLAIMS += [*(replace(claim, figure="fig2-full") for claim in at_quick_scale), *report.grows("fig2-full")]
-CLAIMS += beyond.claims(beyond.OF_REVERSE)
+CLAIMS += beyond.claims(beyond.SHARED)
 
 # ------------------------------------------------------------------------------------------------------------
 # The tasks

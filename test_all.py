@@ -1627,11 +1627,11 @@ def test_claims_need_trials_and_something_to_compare():
 
 def as_the_paper_found(flags):
     """Metrics of any synthetic task: vanilla models suffer from large vocabularies and Rare integers; beyond
-    the paper, half of an encoding, or a short one, is worth less, a model without its convolution too."""
+    the paper, half of an encoding, or a short one, is worth less."""
     vanilla = 0.9 - 0.02 * math.log2(flags["vocab"])
     token = {"sin": 0.99, "random": 0.97, "learned": 0.96}.get(flags["pe"], vanilla) + 0.001 * flags["seed"]
     token -= 0.02 * (flags.get("amplitude") == 1 or flags.get("bands") == "0:1")
-    token -= {"input": 0.01, "output": 0.02}.get(flags.get("encode"), 0) + 0.02 * bool(flags.get("no_conv"))
+    token -= {"input": 0.01, "output": 0.02}.get(flags.get("encode"), 0)
     lost = {"gru": slice(0, 64), "lstm": slice(0, 16), "s4d": slice(16, 32)}.get(flags["model"])
     by_condition = {condition: np.full(64, 63 / 64) for condition in reverse.CONDITIONS}
     for condition in reverse.AMONG_RARE if flags["pe"] in ("none", "dup") else ():
@@ -1646,7 +1646,7 @@ def as_the_paper_found(flags):
 def test_claims_hold_where_the_papers_pattern_is():
     """... and fail where all is alike, but for those that nothing helps and for absolute numbers; in the
     paper's grids, or where these do not show them, at quick scale."""
-    all_alike = report.SIN | dict(amplitude=8, bands=None, encode=None, no_conv=None)
+    all_alike = report.SIN | dict(amplitude=8, bands=None, encode=None)
     for task in SYNTHETIC:
         for claim, alike in itertools.product(task.claims, ({}, all_alike)):
             wanted, judged = not alike or claim.no_gain or isinstance(claim.worse, float), []
