@@ -9,7 +9,7 @@ python reverse.py --scale quick --all models-of-today   # recurrences of 2023 an
 
 from cli import SEEDS, WITH_DUP, cross
 
-from report import ACCURACY, DUP, NONE, SIN, Claim, Figure, accuracy, helps, name_of
+from report import ACCURACY, SIN, Claim, Figure, accuracy, gains, helps, name_of
 
 SHARED = ["amplitude", "phases", "clocks", "models-of-today"]
 EVERY = ["bands", *SHARED]
@@ -20,14 +20,15 @@ UNIT, LONG = 1.0, 8.0  # of 64 columns: the length of learned vectors as they st
 
 def grids(cell, names):
     """{figure: trials} of a model and a vocabulary; None leaves a flag at its default."""
-    lengths, phases = [UNIT, LONG], ["input", "output", "both"]
+
+    def beside_controls(pe, flag, values):
+        controls = cross(**cell, pe=["none", "dup"], **{flag: None}, seed=SEEDS)
+        return controls + cross(**cell, pe=pe, **{flag: values}, seed=SEEDS)
+
     found = {
-        "amplitude": cross(**cell, pe=["none", "dup"], amplitude=None, seed=SEEDS)
-        + cross(**cell, pe=["sin", "random", "learned"], amplitude=lengths, seed=SEEDS),
-        "bands": cross(**cell, pe=["none", "dup"], bands=None, seed=SEEDS)
-        + cross(**cell, pe="sin", bands=[*THIRDS, "0:1"], seed=SEEDS),
-        "phases": cross(**cell, pe=["none", "dup"], encode=None, seed=SEEDS)
-        + cross(**cell, pe="sin", encode=phases, seed=SEEDS),
+        "amplitude": beside_controls(["sin", "random", "learned"], "amplitude", [UNIT, LONG]),
+        "bands": beside_controls("sin", "bands", [*THIRDS, "0:1"]),
+        "phases": beside_controls("sin", "encode", ["input", "output", "both"]),
         "clocks": cross(**cell, pe=[*WITH_DUP, "random", "ramp", "counter", "shuffled"], seed=SEEDS),
         "models-of-today": cross(**cell | dict(model=["mingru", "mamba"]), pe=WITH_DUP, seed=SEEDS),
     }
@@ -88,8 +89,7 @@ ROWS = [  # figure, what it says, better, worse
 ]
 CLAIMS = [Claim(figure, text, accuracy, better, worse) for figure, text, better, worse in ROWS]
 for figure, what, trials in ALONE:
-    CLAIMS += [Claim(figure, f"{what} helps", accuracy, trials, NONE)]
-    CLAIMS += [Claim(figure, f"{what} helps more than dup", accuracy, trials, DUP)]
+    CLAIMS += gains(figure, f"{what} helps", trials)
 for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
     text = f"learned vectors are not better than sin, both of length {length['amplitude']:g}"
     CLAIMS += [Claim("amplitude", text, accuracy, dict(pe="learned") | length, sin(**length), no_gain=True)]

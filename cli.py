@@ -32,6 +32,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SEEDS = range(5)
 BOTH, WITH_DUP = ["none", "sin"], ["none", "dup", "sin"]  # encodings that most grids compare
+CONTROLLED = ["none", "constant", "sin"]  # the fairer control alone
+CONTROLS = ["none", "constant", "dup", "sin"]
 SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5, device="cpu")
 
 
@@ -226,9 +228,8 @@ def word(flag, value):
 
 
 def as_flag(name, value):
-    """One flag as command-line words; True stands for the bare flag, None for its default."""
-    words = [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    return [] if value is None else words
+    """One flag as command-line words; a value of True stands for the bare flag."""
+    return [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -258,8 +259,8 @@ def grid(task, args, given, figure):
     for flags in grids[figure] if figure else itertools.chain(*grids.values()):
         if all(flags[k] in wanted[k] for k in flags.keys() & wanted.keys()):
             carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | flags.keys()}
-            words = [w for k, v in (flags | carried).items() for w in as_flag(k, v)]
             typed = {k: v for k, v in flags.items() if v is not None}
+            words = [w for k, v in (typed | carried).items() for w in as_flag(k, v)]
             bound = complete(task, argparse.Namespace(**(vars(args) | typed)))
             trials.setdefault(bound.folder, Listed(flags, words, bound))
     return list(trials.values())

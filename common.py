@@ -230,6 +230,17 @@ class Random(Encoding):
         self.register_buffer("table", F.normalize(torch.randn(positions, size), dim=1))
 
 
+class Constant(Encoding):
+    """One fixed random unit vector at every step: as many inputs and parameters as a clock, and no time."""
+
+    def __init__(self, positions, size, **how):
+        super().__init__(positions, size, **how)
+        self.register_buffer("table", F.normalize(torch.randn(1, size), dim=1))
+
+    def rows(self, time):  # there is no last position
+        return self.table.expand(time, -1)
+
+
 class Learned(Encoding):
     """--amplitude is about where they start: what is learned may have any length."""
 
@@ -304,6 +315,7 @@ class Duplicate(Vanilla):
 
 
 ENCODINGS = {"none": Vanilla, "sin": Sinusoid, "random": Random, "learned": Learned, "dup": Duplicate}
+ENCODINGS |= {"constant": Constant}  # a control that is not in the paper
 ENCODINGS |= {"ramp": Ramp, "counter": Counter, "shuffled": Shuffled}  # clocks that are not in the paper
 
 

@@ -16,7 +16,7 @@ Departs from the paper where that is silent: gradients are clipped, as in the re
 """
 
 import cli
-from cli import BOTH, COUNT, SEEDS, SMOKE, WITH_DUP, cross
+from cli import BOTH, CONTROLLED, CONTROLS, COUNT, SEEDS, SMOKE, WITH_DUP, cross
 
 import math
 from collections import defaultdict
@@ -48,8 +48,12 @@ QUICK_DUAL_FREQ = dict(dual_freq=True, length=8, lr=1e-2, held_out=4096)
 QUICK_GRU, QUICK_LSTM = dict(length=32, lr=2e-2, iterations=2000), dict(length=32, lr=2e-2, iterations=3000)
 LONGER_LSTM = dict(model="lstm", vocab=16, iterations=3000)
 QUICK_S4D = dict(length=16, lr=5e-3, iterations=3000)
+DESK_S4D = dict(model="s4d", iterations=10_000)
+DESK_LSTM = dict(model="lstm", vocab=1024)
+DESK_DUAL_FREQ = dict(dual_freq=True, held_out=4096, iterations=20_000, snapshot_every=2000)
 SCALES = {
     "paper": {},
+    "desk": dict(length=16, vocab=64, hidden=128, embed=128, batch=64, lr=3e-3, iterations=30_000),
     "quick": dict(length=32, vocab=16, hidden=64, embed=64, batch=64, lr=2e-2, iterations=1000),
     "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
 }
@@ -68,11 +72,30 @@ GRIDS = {
         "section4.1": cross(pe="none", **LSTM_LARGE, iterations=[300_000, 600_000], batch=512, seed=SEEDS)
         + cross(pe="none", **LSTM_LARGE, iterations=300_000, batch=1024, seed=SEEDS),
     },
+    "desk": {
+        "fig2": cross(model="gru", pe=CONTROLLED, vocab=[16, 64, 256], seed=SEEDS)
+        + cross(model="gru", pe="dup", vocab=256, seed=SEEDS)
+        + cross(model="lstm", pe=CONTROLLED, vocab=[64, 256, 1024], seed=SEEDS)
+        + cross(model="lstm", pe="dup", vocab=1024, seed=SEEDS)
+        + cross(**DESK_S4D, pe=CONTROLLED, vocab=[64, 256, 1024], seed=SEEDS)
+        + cross(**DESK_S4D, pe="dup", vocab=1024, seed=SEEDS),
+        "fig2-longer": cross(model="gru", pe=CONTROLLED, vocab=[8, 16, 32], length=32, seed=SEEDS)
+        + cross(model="gru", pe="dup", vocab=32, length=32, seed=SEEDS),
+        "fig3": cross(model="lstm", pe=CONTROLLED, vocab=256, **DESK_DUAL_FREQ, seed=SEEDS),
+        "fig12": cross(**DESK_LSTM, pe=CONTROLS, seed=SEEDS),
+        "fig13": cross(
+            **DESK_LSTM, pe=["none", "constant", "sin", "random", "learned"], amplitude=None, seed=SEEDS
+        )
+        + cross(**DESK_LSTM, pe="learned", amplitude=1.0, seed=SEEDS),
+        "section4.1": cross(**DESK_LSTM, pe=BOTH, iterations=30_000, batch=64, seed=SEEDS)
+        + cross(**DESK_LSTM, pe="none", iterations=60_000, batch=64, seed=SEEDS)
+        + cross(**DESK_LSTM, pe="none", iterations=30_000, batch=128, seed=SEEDS),
+    },
     "quick": {
-        "fig2": cross(model="gru", pe=WITH_DUP, vocab=[8, 16], seed=range(3)),
-        "fig2-full": cross(model="gru", pe=WITH_DUP, vocab=[8, 16, 32], **QUICK_GRU, seed=SEEDS)
-        + cross(model="lstm", pe=WITH_DUP, vocab=[8, 16, 32], **QUICK_LSTM, seed=SEEDS)
-        + cross(model="s4d", pe=WITH_DUP, vocab=[64, 256, 1024], **QUICK_S4D, seed=SEEDS),
+        "fig2": cross(model="gru", pe=CONTROLS, vocab=[8, 16], seed=range(3)),
+        "fig2-full": cross(model="gru", pe=CONTROLS, vocab=[8, 16, 32], **QUICK_GRU, seed=SEEDS)
+        + cross(model="lstm", pe=CONTROLS, vocab=[8, 16, 32], **QUICK_LSTM, seed=SEEDS)
+        + cross(model="s4d", pe=CONTROLS, vocab=[64, 256, 1024], **QUICK_S4D, seed=SEEDS),
         "fig3": cross(model="gru", pe=WITH_DUP, vocab=32, iterations=4000, **QUICK_DUAL_FREQ, seed=SEEDS)
         + cross(model="lstm", pe=WITH_DUP, vocab=128, iterations=6000, **QUICK_DUAL_FREQ, seed=SEEDS)
         + cross(model="s4d", pe=WITH_DUP, vocab=256, iterations=4000, **QUICK_DUAL_FREQ, seed=SEEDS),
@@ -130,6 +153,7 @@ RETRIEVAL = {f"accuracy, {c} (target/disturbants)": retrieval(c) for c in CONDIT
 FIGURES = {
     "fig2": Figure("Reverse ordering", BOTH_METRICS, "vocab"),
     "fig2-full": Figure("Reverse ordering, all three models", ACCURACY, "vocab"),
+    "fig2-longer": Figure("Reverse ordering, twice as long", BOTH_METRICS, "vocab"),
     "fig3": Figure("Reverse ordering, Frequent and Rare integers", RETRIEVAL, "target position", by_position),
     "fig11": Figure("Reverse ordering, variable length", BOTH_METRICS, "input length", by_length),
     "fig12": Figure("Reverse ordering, the embedding twice", BOTH_METRICS, "pe"),

@@ -246,7 +246,7 @@ CLAIMS += [
     Claim("fig5", STABLE, LAST, {}, 0.9, where=S4D, scales=("paper",)),
     Claim("fig5", CLOSES, gap(min), NONE, NONE, than=gap(max), where=S4D),
 ]
-PAIRS = {"paper": {}, "quick": dict(pairs=256), "smoke": dict(pairs=16)}
+PAIRS = {"paper": {}, "desk": {}, "quick": dict(pairs=256), "smoke": dict(pairs=16)}
 SCALES = {scale: defaults | PAIRS[scale] for scale, defaults in reverse.SCALES.items()}
 GRIDS = {scale: {"fig5": figures["fig3"]} for scale, figures in reverse.GRIDS.items()}
 

@@ -140,11 +140,16 @@ def wait_for(condition, seconds=60):
         time.sleep(0.002)
 
 
+def process(words, env):
+    """-> (exit code, stdout, stderr) of Python in a new process."""
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 def with_card(*words):
     """Python in a process that sees the cards, if any -> (exit code, what it printed)."""
-    env = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"} | CARDS
-    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+    code, *said = process(words, {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"} | CARDS)
+    return code, "".join(said)
 
 
 @functools.cache
@@ -229,7 +234,7 @@ def outcome(folder):
 # ------------------------------------------------------------------------------------------------------------
 
 TABLES = ("sin", "random", "learned")
-CLOCKS = (*TABLES, "ramp", "counter", "shuffled")
+CLOCKS = (*TABLES, "constant", "ramp", "counter", "shuffled")
 BATTERY = [(Reverse, ""), (Reverse, "--min-length 3"), (Reverse, "--dual-freq")]
 BATTERY += [(task, "") for task in (sort.Sort, delayed_add.DelayedAddition, predecessor.Predecessor)]
 SCARCE = [  # so few sequences exist that draws of the held-out ones are common
@@ -433,7 +438,7 @@ def test_encodings():
     for pe, combine, phase in itertools.product(CLOCKS, ("concat", "add"), zeroed):
         flags = f"--length 8 --vocab 9 --hidden 3 --embed 4 --pe {pe} --combine {combine} --encode {phase}"
         encoding = task_of(flags, sort.Sort).model().encoding
-        vectors = encoding.table.detach().float()[:, None].clone()
+        vectors = encoding.rows(16).detach().float()[:, None].clone()
         vectors[zeroed[phase]] = 0
         beside = torch.cat([tokens, vectors.expand(-1, 2, -1)], 2)
         assert torch.equal(encoding.join(tokens), tokens + vectors if combine == "add" else beside)
@@ -477,13 +482,16 @@ def test_amplitude_and_bands():
 def test_clocks_that_are_no_sinusoids():
     positions, size = 11, 6
     make = lambda pe, seed: (torch.manual_seed(seed), common.ENCODINGS[pe](positions, size))[1]
-    for pe in ("ramp", "shuffled"):  # drawn from the seed, and kept with the weights
+    for pe in ("ramp", "shuffled", "constant"):  # drawn from the seed, and kept with the weights
         one, same, other = (make(pe, seed) for seed in (0, 0, 1))
         assert torch.equal(one.table, same.table) and not torch.equal(one.table, other.table)
         assert list(one.state_dict()) == ["table"] and not list(one.parameters())
     steps = make("ramp", 0).vectors(positions).diff(dim=0)
     close(steps, steps[:1].expand(10, size), 1e-6)
     close(make("ramp", 0).table[-1].norm(), 1.0, 1e-6)
+    constant = make("constant", 0).vectors(2 * positions)
+    assert torch.equal(constant, constant[:1].expand_as(constant))
+    close(constant.norm(dim=1), torch.ones(2 * positions), 1e-6)
     shuffled, sinusoid = make("shuffled", 0).table.tolist(), common.sinusoid(positions, size).tolist()
     assert shuffled != sinusoid and sorted(shuffled) == sorted(sinusoid)
     for t, row in enumerate(make("counter", 0).table.tolist()):
@@ -1263,7 +1271,7 @@ def test_list_and_its_filters():
     (carried,) = listed(f"--list fig2 {one} --out 'a b' --beta2 0.98")
     args, given = cli.parse(Reverse, shlex.split(carried)[2:])
     assert args.out == "a b" and given["beta2"] == 0.98
-    assert len(listed("--scale quick --list fig2 --iterations 50")) == 18  # a first look, as .ci/run does
+    assert len(listed("--scale quick --list fig2 --iterations 50")) == 24  # a first look, as .ci/run does
     for scale, figure in ((s, f) for s in ("quick", "smoke") for f in reverse.GRIDS[s]):
         for line in listed(f"--scale {scale} --list {figure}"):
             task_of(" ".join(line.split()[2:]))  # every command is accepted
@@ -1415,18 +1423,14 @@ CARD |= {"sort.py": ["--precision fp32"], "lm_shakespeare.py": ["--precision fp3
 CARD |= {"lm_wikitext.py --data data": ["", "--no-graph", "--engine torch"]}
 
 
-def process(words):
-    """-> (exit code, stdout, stderr) of Python in a new process; several are side by side."""
-    own = {"PYTHONPATH": str(HERE), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
-    how = dict(env=os.environ | own, capture_output=True, text=True)
-    done = subprocess.run([sys.executable, *words], check=False, **how)
-    return done.returncode, done.stdout, done.stderr
+def beside_others(words):
+    return process(words, os.environ | {"PYTHONPATH": str(HERE), "TORCHINDUCTOR_COMPILE_THREADS": "2"})
 
 
 def run_script(words, out):
     """A script's command line as a process that has to succeed."""
     script, *words = shlex.split(f"{words} --out {out}")
-    code, _, err = process([HERE / script, *words])
+    code, _, err = beside_others([HERE / script, *words])
     assert code == 0, (script, words, err)
 
 
@@ -1550,7 +1554,7 @@ def test_cuda_out_of_memory_is_one_line():
     code = "import cli, torch, reverse; torch.cuda.set_per_process_memory_fraction(1e-3)"
     code += "; raise SystemExit(cli.main(reverse.Reverse))"
     with workplace() as folder:
-        code, _, err = process(["-c", code, "--device", "cuda", "--batch", "4096"])
+        code, _, err = beside_others(["-c", code, "--device", "cuda", "--batch", "4096"])
         assert code == trial.FAILED and "Traceback" not in err, err
         assert err.splitlines()[-1].startswith("reverse.py: out of memory: lower --batch"), err
         assert not list(folder.rglob("*.pt"))
@@ -1634,7 +1638,7 @@ def as_the_paper_found(flags):
     token -= {"input": 0.01, "output": 0.02}.get(flags.get("encode"), 0)
     lost = {"gru": slice(0, 64), "lstm": slice(0, 16), "s4d": slice(16, 32)}.get(flags["model"])
     by_condition = {condition: np.full(64, 63 / 64) for condition in reverse.CONDITIONS}
-    for condition in reverse.AMONG_RARE if flags["pe"] in ("none", "dup") else ():
+    for condition in reverse.AMONG_RARE if flags["pe"] in ("none", "constant", "dup") else ():
         by_condition[condition][lost] = 0.3
     return {
         **dict.fromkeys(["token_accuracy", "accuracy"], token),
@@ -1650,11 +1654,17 @@ def test_claims_hold_where_the_papers_pattern_is():
     for task in SYNTHETIC:
         for claim, alike in itertools.product(task.claims, ({}, all_alike)):
             wanted, judged = not alike or claim.no_gain or isinstance(claim.worse, float), []
-            for scale in (scale for scale in ("paper", "quick") if scale in claim.scales and not judged):
-                grid = task.grids[scale].get(claim.figure, [])
+            for scale in (
+                scale for scale in ("paper", "desk", "quick") if scale in claim.scales and not judged
+            ):
+                grid = task.grids.get(scale, {}).get(claim.figure, [])
                 cells = report.Cells([(f, as_the_paper_found(f | alike)) for f in grid])
                 judged = [report.judge(one, cells)[0] for one in report.expand(claim, cells)]
-            assert judged and judged.count(wanted) == len(judged), claim
+            has_control = any(
+                f["pe"] == "constant" for g in task.grids.values() for f in g.get(claim.figure, [])
+            )
+            if has_control or " than constant" not in claim.text:
+                assert judged and judged.count(wanted) == len(judged), claim
 
 
 def made_up(task, words):
