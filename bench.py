@@ -14,20 +14,22 @@ steps before; times are medians. What a part of the suite gains: --engine torch 
 --iterations 999 on a CPU without compiling, --no-graph on CUDA without a graph.
 """
 
-import cli
+from suite import cli, files, flags, machine
+from suite.trial import Trial
 
 import argparse
 import json
 import statistics
+import sys
 import time
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import report
-import trial
+from common import Refused
 from reverse import Reverse
 
 PAPER_ITERATIONS = 300_000
@@ -42,24 +44,32 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
 }
 
 
-def task_of(name, device, flags):
+NOT_HERE = "list", "all", "report", "jobs", "overwrite"  # of reverse.py's flags
+
+
+def task_of(name, device, more):
     model, encoding, vocab = name.split("-")
     words = ["--model", model, "--pe", encoding, "--vocab", vocab]
     if device.type == "cpu":
         words += ["--batch", str(CONFIGURATIONS[name])]
-    return cli.complete(Reverse, cli.parse(Reverse, [*words, *flags])[0])
+    task = flags.complete(Reverse, flags.parse(Reverse, [*words, *more])[0])
+    machine.choose_engine(task, device)  # refuses now rather than after other configurations
+    machine.refuse_what_cannot_fit(task, device)
+    return task
 
 
 # A step is a function that returns its model. It sets PyTorch's switches first, since the other has its own.
 
 
-def plain_step(task, how, device):
+def plain_step(task, engine, device):
     torch.manual_seed(task.seed)
     model, episode = task.model().to(device), task.training_episode(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
+    engine = replace(engine, name="torch")
+
     def step():
-        trial.prepare(task, how | {"engine": "torch"}, device)
+        machine.prepare(engine, device)
         logits = model(episode.inputs, slice(None))[task.length :]
         loss = F.cross_entropy(logits.flatten(0, 1), episode.targets.T.flatten())
         optimizer.zero_grad()
@@ -71,18 +81,18 @@ def plain_step(task, how, device):
     return step
 
 
-def suite_step(task, how, device):
-    trial.prepare(task, how, device)
-    t = trial.Trial(task, [])
-    t.how = how
+def suite_step(task, engine, device):
+    machine.prepare(engine, device)
+    t = Trial(task, [])
+    t.engine = engine
     t.initialise()
-    once = trial.captured(t) if how["graph"] else partial(trial.iteration, t)
+    t.make_step()
 
     def step():
-        trial.prepare(task, how, device)
+        machine.prepare(engine, device)
         t.iteration += 1
         t.rate.fill_(task.rate(t.iteration))
-        once(t.iteration)
+        t.step(t.iteration)
         return t.model
 
     return step
@@ -101,8 +111,8 @@ def seconds(step, each, device):
 def measure(task, device, repeats):
     """What --json keeps of a configuration; the steps are timed in turn."""
     task.build(device)
-    how = trial.choose_engine(task, device)
-    steps = {"plain": plain_step(task, how, device), "suite": suite_step(task, how, device)}
+    engine = machine.choose_engine(task, device)
+    steps = {"plain": plain_step(task, engine, device), "suite": suite_step(task, engine, device)}
     found = {variant: {"ms": []} for variant in steps}
     for step in steps.values():
         seconds(step, 4, device)
@@ -115,21 +125,21 @@ def measure(task, device, repeats):
 def profile(name, task, device, steps):
     """Print where an iteration's time goes: PyTorch's table of operators and, on CUDA, kernels."""
     task.build(device)
-    how = trial.choose_engine(task, device)
-    step = suite_step(task, how, device)
+    engine = machine.choose_engine(task, device)
+    step = suite_step(task, engine, device)
     seconds(step, 4, device)
     with torch.profiler.profile() as found:
         took = 1000 * seconds(step, steps, device)
     spent = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     averages = found.key_averages()
-    print(f"{name}, batch {task.batch}, {how}: {took:.3g} ms an iteration, and of {steps}:")
+    print(f"{name}, batch {task.batch}, {engine.about()}: {took:.3g} ms an iteration, and of {steps}:")
     if not any(getattr(each, spent) for each in averages):
         print("the profiler saw no kernel (it needs CUPTI, and permission to use it); of the host, then:")
         spent = "self_cpu_time_total"
     print(averages.table(sort_by=spent, row_limit=20, max_name_column_width=80))
 
 
-def machine(content):
+def made_on(content):
     return f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
 
 
@@ -143,51 +153,71 @@ def table(content):
             title = f"{name}, batch {found['batch']}" if variant == "plain" else ""
             times = f"{ms:.3g} [{min(x['ms']):.3g}, {max(x['ms']):.3g}]", f"{plain / ms:.2f}"
             rows.append([title, variant, *times, f"{ms * PAPER_ITERATIONS / 3.6e6:.2f}"])
-    return [machine(content), f"medians [least, most] of {content['repeats']}", "", *report.columns(rows)]
+    return [made_on(content), f"medians [least, most] of {content['repeats']}", "", *report.columns(rows)]
 
 
-def run(args, flags, device, tasks):
+def run(args, more, device, tasks):
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
     content = {
-        "device": trial.device_name(device),
+        "device": machine.device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "commit": trial.git("rev-parse", "HEAD"),
-        "flags": flags,
+        "commit": machine.git("rev-parse", "HEAD"),
+        "flags": more,
         "repeats": args.repeats,
         "configurations": {},
     }
     if args.profile:
-        print(f"{machine(content)}, commit {content['commit']}")
-        return [profile(name, task, device, args.repeats) for name, task in tasks.items()]
+        print(f"{made_on(content)}, commit {content['commit']}")
+        for name, task in tasks.items():
+            profile(name, task, device, args.repeats)
+        return
     for name, task in tasks.items():
         content["configurations"][name] = measure(task, device, args.repeats)
         if args.json:
-            trial.write_json(Path(args.json), content)
+            files.write_json(args.json, content)
     print(*table(content), sep="\n")
+
+
+def show(path):
+    try:
+        print(*table(json.loads(path.read_text())), sep="\n")
+    except (ValueError, LookupError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise Refused(f"{path} is not what --json wrote: {error!r}") from None
 
 
 def main(argv=None):
     about = dict(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flag = (parser := cli.Parser("bench.py", allow_abbrev=False, **about)).add_argument
+    flag = (parser := flags.Parser("bench.py", allow_abbrev=False, **about)).add_argument
     flag("--only", choices=CONFIGURATIONS, nargs="+", default=CONFIGURATIONS, help="configurations (all)")
-    flag("--repeats", type=cli.COUNT, default=5, help="timings of each step, or steps to profile (5)")
-    flag("--json", metavar="FILE", help="write the numbers")
-    flag("--show", metavar="FILE", help="print the table of such a file, run nothing")
+    flag("--repeats", type=flags.COUNT, default=5, help="timings of each step, or steps to profile (5)")
+    flag("--json", type=Path, metavar="FILE", help="write the numbers")
+    flag("--show", type=Path, metavar="FILE", help="print the table of such a file, run nothing")
     flag("--profile", action="store_true", help="print where the suite's step spends its time instead")
-    args, flags = parser.parse_known_args(argv)
+    args, more = parser.parse_known_args(argv)
     try:
         if args.show:
-            print(*table(json.loads(Path(args.show).read_text())), sep="\n")
+            show(args.show)
             return 0
-        device = trial.choose_device(cli.parse(Reverse, flags)[0])
-        tasks = {name: task_of(name, device, flags) for name in args.only}
-        if args.json:  # refuses now rather than after minutes
-            trial.write_json(Path(args.json), {})
-    except (OSError, ValueError, KeyError) as error:
+        reverse_args, given = flags.parse(Reverse, more)
+        for name in (name for name in NOT_HERE if name in given):
+            raise Refused(f"--{name} is for trials: bench.py measures steps")
+        if isinstance(reverse_args.seed, range):
+            raise Refused("--seed takes one number here")
+        device = machine.choose_device(reverse_args.device)
+        tasks = {name: task_of(name, device, more) for name in args.only}
+        if args.json:  # whether it can be written is found out before minutes of measuring
+            files.write_json(probe := args.json.with_name(f".{args.json.name}.probe"), {})
+            probe.unlink()
+        run(args, more, device, tasks)
+    except (OSError, Refused) as error:
         parser.error(str(error))
-    run(args, flags, device, tasks)
+    except KeyboardInterrupt:
+        print("bench.py: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        cli.leave_quietly()
     return 0
 
 

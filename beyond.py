@@ -7,7 +7,7 @@ python reverse.py --scale quick --all clocks            # that it is smooth, tha
 python reverse.py --scale quick --all models-of-today   # recurrences of 2023 and 2024
 """
 
-from cli import SEEDS, WITH_DUP, cross
+from suite.flags import SEEDS, WITH_DUP, cross
 
 from report import ACCURACY, SIN, Claim, Figure, accuracy, gains, helps, name_of
 

@@ -2,7 +2,7 @@
 
 Letters: B batch, T time steps, L input length, K vocabulary, M answered steps, E embedding (and encoding)
 size, H hidden size, N state order of S4D. Inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
-fast.py computes the same numbers sooner.
+suite/fast.py computes the same numbers sooner.
 """
 
 import bisect
@@ -42,11 +42,15 @@ def key(*counters, device="cpu"):
     return k
 
 
+def not_an_index(n, k):
+    """n itself, hidden from the compiler, whose products of indices do not wrap."""
+    return n + (k - k)
+
+
 def random_bits(k, shape):
     """64 random bits for every element of `shape`: splitmix64 started at the key."""
     n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
-    n = n + (k - k)  # no index for the compiler, whose products of indices do not wrap
-    return mix(k + n * GOLDEN).view(shape)
+    return mix(k + not_an_index(n, k) * GOLDEN).view(shape)
 
 
 def scale_bits(bits, vocab):
@@ -79,44 +83,37 @@ def distinct_rows(draw, count, *counters, device="cpu"):
     return rows[:count]
 
 
-def power(base, exponent):
-    """How many sequences there are; infinitely many where no float could say."""
+def count_sequences(base, exponent):
+    """base ** exponent, or infinity beyond a float."""
     return base**exponent if exponent * math.log2(base) < 1000 else math.inf
 
 
 class HeldOut:
-    """Sequences that training must never show, and the training draws that avoid them.
+    """Sequences that training must never show.
 
-    `rows` (N, W) are held out, `mass` is their share of the distribution that `draw(key, shape)` samples. A
-    training row that is held out is redrawn: all rounds of candidates are drawn together and the first
-    allowed one is taken, so that no step waits for the device. There are enough rounds that less than one
-    row in 1e18 needs the last resort, one fixed allowed row.
+    `rows` (N, W) are held out, `mass` is their share of the training distribution. A training row that is
+    held out is redrawn: all rounds of candidates are drawn together and the first allowed one is taken, so
+    that no step waits for the device. Of 1,024 rows among 8^4 = 4,096 (mass .25), 30 rounds leave less than
+    one row in 1e18 without an allowed candidate: it becomes a spare row, always the same allowed one.
     """
 
-    def __init__(self, draw, rows, mass, seed):
+    def __init__(self, rows, mass):
         if mass > 0.5:
             raise Refused(
                 f"{len(rows)} held-out sequences are {mass:.0%} of the training data; half is the limit"
             )
-        self.draw, self.rows, self.seed = draw, rows, seed
+        self.rows = rows
         self.hashes = hash_rows(rows).sort().values
         self.rounds = 1 if mass == 0 else max(1, math.ceil(18 / -math.log10(mass)))
-        k = key(seed, TRAINING, 0, device=rows.device)  # training starts at iteration 1
-        candidates = draw(k, (1024,))
-        while self.contains(candidates).all():
-            candidates = draw(hash_rows(candidates)[0], (1024,))
-        self.allowed_row = candidates[~self.contains(candidates)][0]
 
     def contains(self, rows):
         hashes = hash_rows(rows)
         nearest = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
         return self.hashes[nearest] == hashes
 
-    def training_rows(self, i, batch):
-        """(batch, W) allowed rows of iteration `i` (an integer or a 0-dimensional tensor on the device)."""
-        k = key(self.seed, TRAINING, i, device=self.rows.device)
-        candidates = self.draw(k, (self.rounds, batch))  # (R, B, W)
-        candidates = torch.cat([candidates, self.allowed_row.expand(1, batch, -1)])
+    def first_allowed(self, candidates, spare):
+        """(R, B, W) candidates, of a round each -> (B, W), for each the first that is not held out."""
+        candidates = torch.cat([candidates, spare.expand_as(candidates[:1])])
         first = self.contains(candidates).logical_not().byte().argmax(0)  # (B,) the first allowed round
         return candidates.gather(0, first[None, :, None].expand(1, -1, candidates.shape[-1]))[0]
 
@@ -128,7 +125,7 @@ class Episode(NamedTuple):
     targets: torch.Tensor  # (B, M)
     steps: slice | torch.Tensor  # the answered steps: a slice of 0..T-1 shared by all rows, or (B, M)
     weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0 where a short row has none
-    commands: int = 0  # so many last steps read the command in every row
+    commands: int = 0  # so many last steps read the command in every row, which suite/fast.py computes once
 
     def rows(self, part):
         """The episode of some of its rows."""
@@ -202,8 +199,8 @@ class Sinusoid(Encoding):
 
     accepts = (*Encoding.accepts, "bands")
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
         pairs = range(size // 2)
@@ -225,16 +222,16 @@ class Sinusoid(Encoding):
 class Random(Encoding):
     """Fixed unit vectors, uniform on the sphere."""
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         self.register_buffer("table", F.normalize(torch.randn(positions, size), dim=1))
 
 
 class Constant(Encoding):
     """One fixed random unit vector at every step: as many inputs and parameters as a clock, and no time."""
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         self.register_buffer("table", F.normalize(torch.randn(1, size), dim=1))
 
     def rows(self, time):  # there is no last position
@@ -248,8 +245,8 @@ class Learned(Encoding):
     def usual(size):
         return math.sqrt(size)
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         self.table = nn.Parameter(self.scale * torch.randn(positions, size))
         self.scale = 1.0
 
@@ -257,8 +254,8 @@ class Learned(Encoding):
 class Ramp(Encoding):
     """One fixed random direction, longer by the same at every step, the last of unit length: no period."""
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         share = torch.arange(1, positions + 1)[:, None] / positions
         self.register_buffer("table", share * F.normalize(torch.randn(size), dim=0))
 
@@ -266,8 +263,8 @@ class Ramp(Encoding):
 class Counter(Encoding):
     """The binary digits of the step, as -1 and 1, the last one first; all columns share them in turn."""
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         digits = max(1, (positions - 1).bit_length())
         if size < digits:
             raise Refused(f"{positions} steps are counted in {digits} binary digits: --embed {size} is less")
@@ -278,8 +275,8 @@ class Counter(Encoding):
 class Shuffled(Encoding):
     """The sinusoid's vectors in a fixed random order: the same ones, but neighbours are unlike."""
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         self.register_buffer("table", Sinusoid(positions, size).table[torch.randperm(positions)])
 
 
@@ -292,8 +289,8 @@ class Vanilla(Encoding):
     def usual(size):
         return None
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         self.inputs = size
 
     def vectors(self, time):
@@ -306,8 +303,8 @@ class Vanilla(Encoding):
 class Duplicate(Vanilla):
     """The embedding twice: as many parameters as with an encoding, and no clock (Appendix C)."""
 
-    def __init__(self, positions, size, **how):
-        super().__init__(positions, size, **how)
+    def __init__(self, positions, size, **options):
+        super().__init__(positions, size, **options)
         self.inputs = 2 * size
 
     def join(self, tokens):
@@ -451,14 +448,16 @@ LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D, "mingru": MinGRU, "mamba": Mamba
 class Model(nn.Module):
     """The whole network; `positions` is the length of tables that have a last position.
 
-    `of_layer` and `how` are further arguments of the layer and of the encoding.
+    `for_layer` and `for_encoding` are further arguments of these.
     """
 
-    def __init__(self, layer, encoding, vocab, embed=512, hidden=512, positions=128, of_layer=None, **how):
+    def __init__(
+        self, layer, encoding, vocab, embed=512, hidden=512, positions=128, for_layer=None, **for_encoding
+    ):
         super().__init__()
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
-        self.encoding = ENCODINGS[encoding](positions, embed, **how)
-        self.layer = LAYERS[layer](self.encoding.inputs, hidden, **(of_layer or {}))
+        self.encoding = ENCODINGS[encoding](positions, embed, **for_encoding)
+        self.layer = LAYERS[layer](self.encoding.inputs, hidden, **(for_layer or {}))
         self.readout = nn.Linear(hidden, vocab)
 
     def forward(self, inputs, steps):
@@ -467,23 +466,28 @@ class Model(nn.Module):
         return self.readout(self.layer(x, steps))
 
 
-def loss_and_accuracy(logits, episode):
-    """Mean cross-entropy and share of right answers over an episode's answers; logits (M, B, K)."""
-    targets = episode.targets.T.flatten()
-    losses = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
-    right = (logits.detach().argmax(-1).flatten() == targets).to(losses.dtype)
+def logits(model, inputs, steps):
+    """(M, B, K) at the answered steps."""
+    return model(inputs, steps)
+
+
+def loss_and_accuracy(model, episode):
+    """Mean cross-entropy and share of right answers over an episode's answers."""
+    found, targets = model(episode.inputs, episode.steps), episode.targets.T.flatten()
+    losses = F.cross_entropy(found.flatten(0, 1), targets, reduction="none")
+    right = (found.detach().argmax(-1).flatten() == targets).to(losses.dtype)
     share = episode.share()
     if share is None:
         return losses.mean(), right.mean()
     share = share.to(losses.dtype)
-    return losses @ share, right @ share
+    return (losses * share).sum(), (right * share).sum()  # of products, bf16 autocast would keep 8 bits
 
 
 @torch.no_grad()
 def answers(logits, episode, batch):
     """Predictions (N, M) and cross-entropies (N, M) of an episode of many rows, `batch` rows at a time.
 
-    `logits(inputs, steps)` is a model, or fast.py's of it.
+    `logits(inputs, steps)` is a model, or suite/fast.py's of it.
     """
     predictions, losses = [], []
     for start in range(0, len(episode.inputs), batch):
@@ -503,7 +507,7 @@ def learning_rate(i, peak, warmup, iterations):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Metrics (section 5 of the specification)
+# Metrics (section 3.3 and Appendix A)
 # ------------------------------------------------------------------------------------------------------------
 
 

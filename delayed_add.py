@@ -13,14 +13,14 @@ Accuracy stays low for long before it climbs: at quick scale for the first third
 trial takes about a minute on one CPU core.
 """
 
-import cli
-from cli import BOTH, CONTROLLED, CONTROLS, SEEDS, SMOKE, cross
+from suite import cli
+from suite.flags import BOTH, CONTROLLED, CONTROLS, SEEDS, SMOKE, cross
+from suite.task import Task
 
 import beyond
 import report
-from common import Episode, power, uniform_integers
+from common import Episode, count_sequences, uniform_integers
 from report import ACCURACY, Figure
-from task import Task
 
 SCALES = {
     "paper": dict(vocab=1024, length=16, iterations=600_000),
@@ -44,7 +44,7 @@ class DelayedAddition(Task):
     name, scales, grids, figures, claims = "delayed_add", SCALES, GRIDS, FIGURES, CLAIMS
 
     def exist(self):
-        return power(self.vocab, 2 * self.length)
+        return count_sequences(self.vocab, 2 * self.length)
 
     def draw(self, k, shape):
         """(*shape, 2L): x and y, which are held out together."""

@@ -19,8 +19,10 @@ those of the first 16,384 tokens of the validation text.
 At full size a trial is for a GPU; at quick scale it takes about a minute on one core of an AMD EPYC.
 """
 
-import cli
-from cli import AT_LEAST_2, COUNT, cross
+from suite import cli, fast, files, machine
+from suite.flags import AT_LEAST_2, COUNT, cross
+from suite.task import Task
+from suite.trial import refuse_other_flags
 
 import functools
 import hashlib
@@ -35,13 +37,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-import fast
 import report
-import trial
 from common import Episode, Refused
 from lm_wikitext import fetch
 from report import Claim, Figure
-from task import Task
 
 ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 DATA = "data/tinyshakespeare.txt"
@@ -385,7 +384,7 @@ RECURRENT += ("--no-conv", "--combine", "--encode", "--amplitude", "--bands")
 
 class Shakespeare(Task):
     name, scales, grids, figures, claims = "lm_shakespeare", SCALES, GRIDS, FIGURES, CLAIMS
-    named, sizes = NAMED, "--batch, --context, --width or --layers"
+    named, what_to_lower = NAMED, "--batch, --context, --width or --layers"
     without = ("--pe", "--warmup", *RECURRENT)  # --pe has other choices here, and the rate is constant
 
     @staticmethod
@@ -401,10 +400,8 @@ class Shakespeare(Task):
         plumbing("--download", False, "fetch tiny Shakespeare if --data is missing", action="store_true")
         plumbing("--sample", None, "draw what follows TEXT from the trained trial", metavar="TEXT")
 
-    def __init__(self, args):
-        self.args, self.batch, self.seed = args, args.batch, args.seed
-
-    def defaults(self):
+    @classmethod
+    def defaults(cls, args):
         return {}
 
     def check(self):
@@ -461,7 +458,7 @@ class Shakespeare(Task):
         starts = len(self.train) - self.args.context
         return self.windows(self.train, common.uniform_integers(k, (self.batch,), starts))
 
-    def loss_and_accuracy(self, model, episode, how):
+    def loss_and_accuracy(self, model, episode, engine):
         features = model.features(episode.inputs).flatten(0, 1)
         return fast.cross_entropy(features, model.readout, episode.targets.flatten())
 
@@ -477,15 +474,16 @@ class Shakespeare(Task):
         return [self.windows(tokens, some) for some in starts.split(at_once)]
 
     @torch.no_grad()
-    def perplexity(self, model, tokens, how):
+    def perplexity(self, model, tokens, engine):
         parts = self.parts(tokens)
-        losses = [self.loss_and_accuracy(model, part, how)[0].double() * len(part.inputs) for part in parts]
-        return common.perplexity(sum(losses) / sum(len(part.inputs) for part in parts))
+        counts = [len(part.inputs) for part in parts]
+        means = [self.loss_and_accuracy(model, part, engine)[0].double() for part in parts]
+        return common.perplexity(sum(mean * n for mean, n in zip(means, counts)) / sum(counts))
 
-    def evaluate(self, model, how):
+    def evaluate(self, model, engine):
         return {
-            "train_perplexity": self.perplexity(model, self.train, how),
-            "valid_perplexity": self.perplexity(model, self.valid, how),
+            "train_perplexity": self.perplexity(model, self.train, engine),
+            "valid_perplexity": self.perplexity(model, self.valid, engine),
             "types": len(self.tokenizer.types),
             "train_tokens": len(self.train),
             "valid_tokens": len(self.valid),
@@ -498,16 +496,16 @@ class Shakespeare(Task):
     @torch.no_grad()
     def sample(self):
         """Print TEXT and 400 tokens more, each drawn as the trained trial predicts it."""
-        path, device = self.folder / "last.pt", trial.choose_device(self.args)
+        path, device = self.folder / "last.pt", machine.choose_device(self.args.device)
         if not path.exists():
             raise Refused(f"no trained trial in {self.folder} (the same command without --sample trains it)")
-        trial.refuse_other_flags(self.folder, self.config)
+        refuse_other_flags(self.folder, self.config)
         self.build(device)
         pieces = self.tokenizer.pieces(self.args.sample)
         if not pieces or not set(pieces) <= self.tokenizer.base.keys():
             raise Refused(f"--sample {self.args.sample!r} is empty, or has what does not occur in --data")
         model, tokens = self.model().to(device), self.tokenizer.encode(pieces).tolist()
-        model.load_state_dict(trial.unpack(path, device)["model"])
+        model.load_state_dict(files.load_tensors(path, device)["model"])
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(400):
             inputs = torch.tensor([tokens[-self.args.context :]], device=device)

@@ -25,8 +25,10 @@ Fig. 15's training perplexity is exp of the loss in curve.csv.
 Departures: there is no command, so the embedding has K rows; only gru and lstm read packed batches.
 """
 
-import cli
-from cli import SEEDS, SMOKE, cross
+from suite import cli, fast, files
+from suite.flags import SEEDS, SMOKE, cross
+from suite.progress import say
+from suite.task import Task
 
 import functools
 import hashlib
@@ -50,13 +52,9 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 import common
-import fast
 import report
-import trial
 from common import Refused
 from report import NONE, SIN, Claim, Figure
-from task import Task
-from trial import say
 
 SPLITS = ("train", "valid", "test")
 UNKNOWN = 0  # SentencePiece's default
@@ -76,7 +74,7 @@ ADDRESSES = [
 def put(path, content):
     """Of several processes that make the same file, each writes its own and renames it."""
     own = path.with_name(f".{path.name}.{os.getpid()}")
-    trial.write(own, content)
+    files.write(own, content)
     own.rename(path)
 
 
@@ -304,24 +302,24 @@ class LanguageModel(common.Model):
         vectors = vectors[batch.times].to(tokens.dtype)
         return tokens + vectors if self.encoding.combine == "add" else torch.cat([tokens, vectors], dim=-1)
 
-    def features(self, batch, how):
+    def features(self, batch, engine):
         """(N, H), or of the answered ones, what is read out; the logits of all would take gigabytes."""
-        found = self.states(batch, how)
+        found = self.states(batch, engine)
         return found if batch.answered is None else found.index_select(0, batch.answered)
 
-    def states(self, batch, how):
-        if how["engine"] == "torch":
+    def states(self, batch, engine):
+        if engine.name == "torch":
             layer = super(type(self.layer), self.layer)  # torch's own, which answers at every step
             return layer.forward(PackedSequence(self.join(batch), batch.sizes))[0].data
         embedded, pieces = fast.occurring(self, batch.inputs)
         table, clock = fast.input_products(self, embedded, len(batch.sizes))
         sweep, sizes = fast.SWEEPS[type(self.layer)], batch.sizes.tolist()
-        return sweep(self.layer, table, clock, pieces, sizes, how["compiled"])
+        return sweep(self.layer, table, clock, pieces, sizes, engine.compiled)
 
-    def losses(self, batch, how):
+    def losses(self, batch, engine):
         """(N,) cross-entropies, in chunks of rows."""
         rows = fast.chunk_rows(self.readout.weight)
-        parts = zip(self.features(batch, how).split(rows), batch.targets.split(rows))
+        parts = zip(self.features(batch, engine).split(rows), batch.targets.split(rows))
         return torch.cat([F.cross_entropy(self.readout(x), t, reduction="none") for x, t in parts])
 
 
@@ -409,8 +407,8 @@ class WikiText(Task):
     name, scales, grids, figures, claims = "lm_wikitext", SCALES, GRIDS, FIGURES, CLAIMS
     without = ("--held-out", "--encode", "--no-conv")
     graph = False  # batches come from the text, in several sizes
-    sizes = f"{Task.sizes}, or use --no-graph on a card"
-    always_fast = True  # on a CPU, the backward pass of torch's touches all rows at every step
+    what_to_lower = f"{Task.what_to_lower}, or use --no-graph on a card"
+    fast_at_every_size = True  # on a CPU, the backward pass of torch's touches all rows at every step
 
     @staticmethod
     def add_flags(science, plumbing):
@@ -432,7 +430,7 @@ class WikiText(Task):
     def model(self):
         a = self.args
         sizes = a.vocab, a.embed, a.hidden, self.positions()
-        return LanguageModel(a.model, a.pe, *sizes, **self.how_encoded())
+        return LanguageModel(a.model, a.pe, *sizes, **self.for_encoding())
 
     def memory(self):
         """Paragraphs may be short: of every row, the gates of one step."""
@@ -479,27 +477,27 @@ class WikiText(Task):
         batch = pack(self.splits["train"], self.training_rows(i))
         return (even(batch, self.length, self.vocab) if in_graph else batch).to(self.device)
 
-    def loss_and_accuracy(self, model, batch, how):
+    def loss_and_accuracy(self, model, batch, engine):
         """Of the known targets; with either engine in chunks of logits."""
-        features, share = model.features(batch, how), batch.known / batch.known.sum().clamp(min=1)
-        return fast.cross_entropy(features, model.readout, batch.targets, share, how["compiled"])
+        features, share = model.features(batch, engine), batch.known / batch.known.sum().clamp(min=1)
+        return fast.cross_entropy(features, model.readout, batch.targets, share, engine.compiled)
 
     @torch.no_grad()
-    def perplexities(self, model, split, how):
+    def perplexities(self, model, split, engine):
         """Of the known targets of a split, and of all."""
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         order = np.argsort(split.counts, kind="stable")  # of like lengths, a batch has fewer steps
         for start in range(0, len(order), self.batch):
             part = pack(split, order[start : start + self.batch]).to(self.device)
-            losses, known = model.losses(part, how).double(), part.known
+            losses, known = model.losses(part, engine).double(), part.known
             sums += torch.stack([losses @ known, known.sum(), losses.sum(), known.new_tensor(len(losses))])
         known, known_count, everything, count = sums.tolist()
         return common.perplexity(known / known_count), common.perplexity(everything / count)
 
-    def evaluate(self, model, how):
+    def evaluate(self, model, engine):
         metrics = {}
         for name in ("valid", "test"):
-            known, everything = self.perplexities(model, self.splits[name], how)
+            known, everything = self.perplexities(model, self.splits[name], engine)
             metrics |= {f"{name}_perplexity": known, f"{name}_perplexity_with_unknown": everything}
         splits = self.splits.items()
         return metrics | {

@@ -13,8 +13,9 @@ The caption of Fig. 10 counts 65,536 test tokens; 1024 test sequences have 1024 
 in the released code only.
 """
 
-import cli
-from cli import BOTH, SEEDS, SMOKE, WITH_DUP, cross
+from suite import cli
+from suite.flags import BOTH, SEEDS, SMOKE, WITH_DUP, cross
+from suite.task import Task
 
 import math
 
@@ -24,7 +25,6 @@ import common
 import report
 from common import Episode, Refused, random_bits, scale_bits, uniform_integers
 from report import Figure
-from task import Task
 
 SCALES = {
     "paper": dict(vocab=1024, length=16),
@@ -90,8 +90,8 @@ class Predecessor(Task):
         asked = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
         return Episode(rows, x.gather(1, asked - 1), slice(self.length, self.length + 1))
 
-    def evaluate(self, model, how):
-        metrics = super().evaluate(model, how)
+    def evaluate(self, model, engine):
+        metrics = super().evaluate(model, engine)
         return {"accuracy": metrics["token_accuracy"], "cross_entropy": metrics["cross_entropy"]}
 
 

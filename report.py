@@ -493,7 +493,7 @@ def duration(seconds):
 def show_progress(out, scale):
     """A line per figure: how many trials are in each state, time spent, time left at the speed so far."""
     rows = [["script", "figure", "trials", *STATES, "spent", "left"]]
-    tasks, finished = [task for task in task_classes() if not task.under], 0
+    tasks, finished = [task for task in task_classes() if not task.trials_of], 0
     for task in tasks:
         for name, trials in campaign(task, out, scale).items():
             states, iterations, seconds = zip(*(progress(one.task.folder) for one in trials))
@@ -516,12 +516,12 @@ def task_classes():
 
 def campaign(task, out, scale):
     """-> {figure: [Listed]}: the flags and the task of all its trials at a scale."""
-    import cli  # which imports this module
+    from suite import flags  # which imports this module
 
     if scale not in task.scales:
         return {}
-    args, given = cli.parse(task, ["--out", str(out), "--scale", scale])
-    return {figure: cli.grid(task, args, given, figure) for figure in task.grids[scale]}
+    args, given = flags.parse(task, ["--out", str(out), "--scale", scale])
+    return {figure: flags.grid(task, args, given, figure) for figure in task.grids[scale]}
 
 
 def other_scales(tasks, out, scale):
@@ -587,9 +587,9 @@ def write(path, out, scale):
 
 
 def main(argv=None):
-    import cli
+    from suite import cli, flags
 
-    parser = cli.Parser("report.py", description="How far every figure of every script is.")
+    parser = flags.Parser("report.py", description="How far every figure of every script is.")
     parser.add_argument("--out", default="runs", type=Path, help="folder of all trials (runs)")
     parser.add_argument("--scale", choices=SCALES, default="paper", help="(paper)")
     parser.add_argument("--write", metavar="FILE", type=Path, help="make FILE, such as RESULTS.md, instead")

@@ -15,8 +15,9 @@ What to expect: the loss begins at ln K; where it ends at quick scale, RESULTS.m
 Departs from the paper where that is silent: gradients are clipped, as in the released code (--clip).
 """
 
-import cli
-from cli import BOTH, CONTROLLED, CONTROLS, COUNT, SEEDS, SMOKE, WITH_DUP, cross
+from suite import cli
+from suite.flags import BOTH, CONTROLLED, CONTROLS, COUNT, SEEDS, SMOKE, WITH_DUP, cross
+from suite.task import Task
 
 import math
 from collections import defaultdict
@@ -29,9 +30,8 @@ import torch.nn.functional as F
 import beyond
 import common
 import report
-from common import Episode, Refused, distinct_rows, power, random_bits, scale_bits, uniform_integers
+from common import Episode, Refused, count_sequences, distinct_rows, random_bits, scale_bits, uniform_integers
 from report import ACCURACY, BOTH_METRICS, NONE, SIN, Claim, Figure, accuracy
-from task import Task
 
 KINDS = ("frequent", "rare")
 CONDITIONS = [f"{target}/{disturbants}" for target in KINDS for disturbants in KINDS]
@@ -233,20 +233,21 @@ class Reverse(Task):
         science("--dual-freq", False, "half of the integers are Rare (section 4.2)", action="store_true")
 
     @classmethod
-    def bind(cls, args):
-        """The task that the flags ask for."""
+    def variant(cls, args):
         if args.dual_freq:
-            return DualFrequency(args)
-        return Reverse(args) if args.min_length is None else VariableLength(args)
+            return DualFrequency
+        return cls if args.min_length is None else VariableLength
 
     def lengths(self):
         return range(self.length, self.length + 1)
 
     def exist(self):
-        return power(self.vocab, self.lengths()[0])
+        return count_sequences(self.vocab, self.lengths()[0])
 
     def mass(self, rows):
-        return sum(self.args.held_out / power(self.vocab, n) for n in self.lengths()) / len(self.lengths())
+        return sum(self.args.held_out / count_sequences(self.vocab, n) for n in self.lengths()) / len(
+            self.lengths()
+        )
 
     def test_rows(self, device):
         return torch.cat([self.rows_of_length(n, device) for n in self.lengths()])
@@ -287,9 +288,9 @@ class VariableLength(Reverse):
         steps = (lengths + j).clamp(max=2 * self.length - 1)
         return Episode(self.with_commands(rows), targets, steps, j < lengths, self.length)
 
-    def evaluate(self, model, how):
+    def evaluate(self, model, engine):
         episode = self.test_episode()
-        predictions, losses = self.answers(model, episode, how)
+        predictions, losses = self.answers(model, episode, engine)
         right = (predictions == episode.targets).cpu().numpy()
         by_length = zip(self.lengths(), right.reshape(len(self.lengths()), -1, self.length))
         metrics = common.sequence_metrics(episode, predictions, losses)
@@ -300,10 +301,11 @@ class DualFrequency(Reverse):
     """K/2 Frequent integers, then K/2 Rare ones (section 4.2). A test row has one target among disturbants of
     one kind, and only the target's retrieval counts."""
 
-    def defaults(self):
-        snapshots = min(5000, max(1, self.args.iterations // 10))
-        held_out = 16 * len(CONDITIONS) * self.length
-        return super().defaults() | {"held_out": held_out, "snapshot_every": snapshots}
+    @classmethod
+    def defaults(cls, args):
+        snapshots = min(5000, max(1, args.iterations // 10))
+        held_out = 16 * len(CONDITIONS) * args.length
+        return super().defaults(args) | {"held_out": held_out, "snapshot_every": snapshots}
 
     def check(self):
         cells = len(CONDITIONS) * self.length
@@ -319,7 +321,7 @@ class DualFrequency(Reverse):
 
     def exist(self):
         """As many as a test can have: a quarter of it each are rows all Frequent, and rows all Rare."""
-        return (4 if self.length > 1 else 2) * power(self.vocab // 2, self.length)
+        return (4 if self.length > 1 else 2) * count_sequences(self.vocab // 2, self.length)
 
     def mass(self, rows):
         rare = (rows >= self.vocab // 2).sum(1).double()
@@ -364,10 +366,10 @@ class DualFrequency(Reverse):
         target = episode.inputs.gather(1, position)
         return Episode(episode.inputs, target, 2 * self.length - 1 - position)
 
-    def evaluate(self, model, how):
+    def evaluate(self, model, engine):
         """One answer per row: neither whole sequences nor distances."""
         episode = self.test_episode()
-        predictions, losses = self.answers(model, episode, how)
+        predictions, losses = self.answers(model, episode, engine)
         metrics = common.sequence_metrics(episode, predictions, losses)
         right = (predictions == episode.targets).cpu().numpy()
         by_condition = right.reshape(len(CONDITIONS), self.length, -1).mean(2)  # (4, L)

@@ -13,13 +13,13 @@ The order of the input does not matter here, so the encoding has less to offer t
 At quick scale a trial takes about a minute on one CPU core.
 """
 
-import cli
-from cli import BOTH, CONTROLS, SEEDS, SMOKE, WITH_DUP, cross
+from suite import cli
+from suite.flags import BOTH, CONTROLS, SEEDS, SMOKE, WITH_DUP, cross
+from suite.task import Task
 
 import report
 from common import Episode
 from report import BOTH_METRICS, Figure
-from task import Task
 
 # ------------------------------------------------------------------------------------------------------------
 # The trials of each figure, what to report, and what the paper claims

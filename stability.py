@@ -18,10 +18,13 @@ the state reaches the output through one sum per channel: inner products of Jaco
 Products are in fp32 whatever the trial was trained in.
 """
 
-import cli
-from cli import COUNT
+from suite import cli, fast, files, machine
+from suite.flags import COUNT, complete
+from suite.progress import say
+from suite.trial import RUNNING_ELSEWHERE, STOPPED, Trial, refuse_other_flags, train
 
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -30,9 +33,7 @@ import torch
 import torch.nn.functional as F
 
 import common
-import fast
 import reverse
-import trial
 from common import Refused
 from report import DUP, NONE, SIN, Claim, Figure, name_of
 from reverse import AMONG_RARE, CONDITIONS, GRU, KINDS, LSTM, S4D, DualFrequency
@@ -256,7 +257,7 @@ GRIDS = {scale: {"fig5": figures["fig3"]} for scale, figures in reverse.GRIDS.it
 
 
 class Stability(DualFrequency):
-    name, under, scales, grids, figures, claims = "stability", "reverse", SCALES, GRIDS, FIGURES, CLAIMS
+    name, trials_of, scales, grids, figures, claims = "stability", "reverse", SCALES, GRIDS, FIGURES, CLAIMS
 
     @staticmethod
     def add_flags(science, plumbing):
@@ -267,22 +268,27 @@ class Stability(DualFrequency):
         plumbing("--train", False, "train the trial first where that is not done", action="store_true")
 
     @classmethod
-    def bind(cls, args):
+    def variant(cls, args):
         """With --trial, the flags are those of that trial."""
         if args.trial is not None:
             if args.train or {args.list, args.all, args.report} != {None}:
                 raise Refused("--trial is one trial's folder: leave out --train, --list, --all and --report")
-            config, _ = trial.read_json(Path(args.trial) / "config.json", "config")
-            if config is None or not config.get("dual_freq"):
+            content = files.read_json(Path(args.trial) / "config.json", "config")
+            if content is None or not content["config"].get("dual_freq"):
                 raise Refused(f"{args.trial} is not the folder of a dual-frequency trial")
-            vars(args).update(config)
+            vars(args).update(content["config"])
         args.dual_freq = True
-        return cls(args)
+        return cls
 
-    def defaults(self):
+    @classmethod
+    def defaults(cls, args):
         """S4D's target is where vanilla S4D is worst among Rare disturbants, 23 of 64."""
-        target = max(1, round(23 * self.length / 64)) if self.args.model == "s4d" else 1
-        return super().defaults() | {"target": target}
+        target = max(1, round(23 * args.length / 64)) if args.model == "s4d" else 1
+        return super().defaults(args) | {"target": target}
+
+    @classmethod
+    def folder_of(cls, args, name):
+        return args.trial or super().folder_of(args, name)
 
     def check(self):
         args = self.args
@@ -300,16 +306,17 @@ class Stability(DualFrequency):
         """Train first where that is wanted, then evaluate the trial."""
         args = self.args
         if args.train:
-            training = trial.Trial(cli.complete(reverse.Reverse, args), argv)
-            if code := trial.train([training], stop)[0]:
+            training = Trial(complete(reverse.Reverse, args), argv)
+            if code := train([training], stop)[0]:
                 return code
-        self.folder = Path(args.trial or self.folder)
         if not any(self.folder.glob("snapshots/*.pt")):
             how = "train the trial first (--train), with --snapshot-every above 0"
             raise Refused(f"{self.folder} has no snapshots: {how}")
-        trial.refuse_other_flags(self.folder, self.config)
-        if (lock := trial.lock(self.folder / "stability.lock")) is None:
-            return trial.RUNNING_ELSEWHERE
+        refuse_other_flags(self.folder, self.config)
+        path = self.folder / "stability.lock"
+        if (lock := files.lock(path)) is None:
+            say(f"{self.folder} is being evaluated by {files.holder(path)}", file=sys.stderr)
+            return RUNNING_ELSEWHERE
         with lock:
             if args.overwrite:
                 (self.folder / "stability.json").unlink(missing_ok=True)
@@ -318,7 +325,7 @@ class Stability(DualFrequency):
     def measured(self):
         """The content of stability.json, of the same pairs, and the snapshots that it has no numbers of."""
         settings = {"pairs": self.args.pairs, "target": self.args.target}
-        _, content = trial.read_json(self.folder / "stability.json", "by_condition")
+        content = files.read_json(self.folder / "stability.json", "by_condition")
         if content is None or not settings.items() <= content.items():
             content = settings | {"by_condition": {c: {} for c in CONDITIONS}, "seconds": 0.0}
         known = content["by_condition"][CONDITIONS[0]]
@@ -328,44 +335,43 @@ class Stability(DualFrequency):
     def result(self):
         """Of the last snapshot, once all that the finished trial has are done."""
         content, missing = self.measured()
-        if missing or not content["by_condition"][CONDITIONS[0]] or not trial.finished(self.folder):
+        if missing or not content["by_condition"][CONDITIONS[0]] or not files.finished_metrics(self.folder):
             return None
         return {"stability among frequent": at(max, *AMONG_FREQUENT)(content), "among rare": LAST(content)}
 
     def measure(self, argv, stop):
         """The snapshots that have no numbers yet."""
         args, (content, missing) = self.args, self.measured()
-        args.precision = "fp32"  # whatever the trial was trained in
-        device = trial.choose_device(args)
-        how = {"engine": "torch", "precision": "fp32", "deterministic": args.deterministic}
-        trial.prepare(self, how, device)  # training in this process has set its own
+        device = machine.choose_device(args.device)
+        engine = machine.make_engine("torch", precision="fp32", deterministic=args.deterministic)
+        machine.prepare(engine, device, self.is_small())  # training in this process has set its own
         model = self.model().to(device)
-        content |= trial.provenance(self, argv, model, how, device)
+        content |= machine.provenance(self, argv, model, engine, device)
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         what = f"{len(missing)} snapshots to evaluate, {args.pairs} pairs, target at t = {args.target}"
-        trial.say(f"{self.folder}: {what}")
+        say(f"{self.folder}: {what}")
         for iteration, snapshot in missing.items():
             if stop.requested:
-                return trial.STOPPED
+                return STOPPED
             started = time.perf_counter()
             load(model, snapshot, device)
             means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
                 content["by_condition"][condition][str(iteration)] = mean
             content["seconds"] += (took := time.perf_counter() - started)
-            trial.write_json(self.folder / "stability.json", content)
+            files.write_json(self.folder / "stability.json", content)
             text = "  ".join(f"{condition} {mean:.4f}" for condition, mean in zip(CONDITIONS, means))
-            trial.say(f"iteration {iteration}  {text}  {took:.1f} s")
-        trial.say(f"{self.folder / 'stability.json'} has them all")
+            say(f"iteration {iteration}  {text}  {took:.1f} s")
+        say(f"{self.folder / 'stability.json'} has them all")
         return 0
 
 
 def load(model, path, device):
     try:
-        model.load_state_dict(trial.unpack(path, device))
-    except (trial.Torn, RuntimeError) as error:
-        if trial.is_out_of_memory(error):
+        model.load_state_dict(files.load_tensors(path, device))
+    except (files.Torn, RuntimeError) as error:
+        if machine.is_out_of_memory(error):
             raise
         raise Refused(f"{path} cannot be used: {error!r}".replace("\n", " ")) from None
 

@@ -6,11 +6,13 @@ Numbers are compared with an independent way to get them: the released code's ow
 force, a recurrence for a convolution. Trials that are disturbed are forked from this process, of one thread.
 """
 
-import cli
+import suite.flags
+from suite import cli, fast, files, graphs, machine, trial
 
 import contextlib
 import copy
 import csv
+import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -44,7 +46,6 @@ import torch.nn.functional as F
 import bench
 import common
 import delayed_add
-import fast
 import lm_shakespeare
 import lm_wikitext
 import predecessor
@@ -52,10 +53,8 @@ import report
 import reverse
 import sort
 import stability
-import trial
 from reverse import Reverse
 from stability import Stability
-from task import Task
 
 HERE = Path(__file__).resolve().parent
 FIXTURE = HERE / "released_code.npz"
@@ -172,8 +171,8 @@ def on_card(test):
 
 def task_of(words, task=Reverse, build=False):
     """The task of a command line, with its data if wanted."""
-    args, _ = cli.parse(task, shlex.split(words))
-    found = cli.complete(task, args)
+    args, _ = suite.flags.parse(task, shlex.split(words))
+    found = suite.flags.complete(task, args)
     if build:
         found.build(CPU)
     return found
@@ -186,7 +185,7 @@ def trial_of(words, task=Reverse):
 
 def trial_in_memory(task):
     found = trial.Trial(task, [])
-    found.how = trial.choose_engine(found.task, CPU)
+    found.engine = machine.choose_engine(found.task, CPU)
     found.initialise()
     return found
 
@@ -322,7 +321,8 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_they_are_drawn():
         mass = sum(likely[row] for row in held_out) / sum(likely.values())
         assert mass > 0.1 and abs(task.mass(task.held_out.rows) - mass) < 1e-12
         drawn = [task.draw(common.key(5), (40, 512)).flatten(0, 1)]
-        trained = [task.held_out.training_rows(i, 512) for i in range(1, 41)]
+        task.batch = 512
+        trained = [task.training_rows(i) for i in range(1, 41)]
         allowed = {row: weight for row, weight in likely.items() if row not in held_out}
         for rows, weights in ((drawn, likely), (trained, allowed)):
             counts = Counter(map(tuple, torch.cat(rows).tolist()))
@@ -349,7 +349,7 @@ def test_integers_are_splitmix64_and_distinct_rows_the_first_of_a_stream():
 def test_episodes_by_brute_force_and_by_their_docstrings():
     for script, flags in BATTERY:
         task = task_of(f"--vocab 10 --length 5 --batch 300 --held-out 20 {flags}", script, build=True)
-        rows, episode = task.held_out.training_rows(1, 300), task.training_episode(1)
+        rows, episode = task.training_rows(1), task.training_episode(1)
         for b, row in enumerate(rows.tolist()):
             assert read_and_answered(episode, b) == by_hand(task, row), (script, flags, row)
         assert (episode.inputs[:, task.positions() - episode.commands :] == 10).all()
@@ -373,7 +373,7 @@ def test_episodes_by_brute_force_and_by_their_docstrings():
 # Models: the released code's numbers, each part by hand, fast.py against the plain ones; metrics; grids
 # ------------------------------------------------------------------------------------------------------------
 
-HOW = {name: dict(engine=name, compiled=False) for name in ("torch", "fast")}
+ENGINES = {name: machine.make_engine(name) for name in ("torch", "fast")}
 THEIRS = dict(embedding="embedding.weight", readout_w="readout.weight", readout_b="readout.bias")  # -> ours
 THEIRS |= dict(w_ih="layer.weight_ih_l0", w_hh="layer.weight_hh_l0", b_ih="layer.bias_ih_l0")
 THEIRS |= dict(b_hh="layer.bias_hh_l0", in_proj_w="layer.project.weight", in_proj_b="layer.project.bias")
@@ -381,10 +381,10 @@ THEIRS |= dict(mix_w="layer.mix.weight", mix_b="layer.mix.bias", pe="encoding.ta
 THEIRS |= {name: f"layer.{name}" for name in ("log_dt", "C", "log_A_real", "A_imag", "D")}
 
 
-def gradients(model, episode, how):
+def gradients(model, episode, engine):
     """-> loss, accuracy, {parameter: its gradient}."""
     model.zero_grad()
-    loss, accuracy = Task.loss_and_accuracy(None, model, episode, how)
+    loss, accuracy = engine.loss_and_accuracy(model, episode)
     loss.backward()
     return loss, accuracy, {name: p.grad for name, p in model.named_parameters()}
 
@@ -403,9 +403,9 @@ def check_fixture(path):
         every, answers = slice(0, 2 * length), slice(length, 2 * length)
         episode = common.Episode(tokens, tokens[:, :length].flip(1), answers, commands=length)
         tolerance = 2e-5 if kind == "s4d" else 1e-9  # released in float32
-        for engine, logits in ("torch", model), ("fast", functools.partial(fast.logits, model)):
-            close(logits(tokens, every).transpose(0, 1), numbers["logits"], tolerance)
-            loss, _, found = gradients(model, episode, HOW[engine])
+        for engine in ENGINES.values():
+            close(engine.logits(model, tokens, every).transpose(0, 1), numbers["logits"], tolerance)
+            loss, _, found = gradients(model, episode, engine)
             close(loss, numbers["loss"], tolerance)
             close(torch.cat([g.flatten() for g in found.values()]).norm(), numbers["grad_norm"], tolerance)
             if "grad_embedding" in numbers:
@@ -459,8 +459,8 @@ def test_amplitude_and_bands():
             task = task_of(f"--length 6 --vocab 9 --hidden 3 --embed 16 --pe {pe} {flags}")
             found.append(task.model().encoding)
         usual = 4 if pe == "learned" else 1  # the root of 16
-        assert torch.equal(found[0].vectors(12), found[0].table), "the bits of the table"
-        close(found[1].vectors(12), found[0].table * 3 / usual, 1e-6)
+        assert torch.equal(found[0].vectors(12), found[0].rows(12)), "the bits of the table"
+        close(found[1].vectors(12), found[0].rows(12) * 3 / usual, 1e-6)
         share = torch.arange(1, 13) / 12 if pe == "ramp" else 1
         if pe != "learned":
             close(lengths(found[1]), 3 * share * torch.ones(12), 1e-6)
@@ -589,7 +589,7 @@ def test_training_is_adam_by_hand():
         t, rows = trial_of(words), []
         moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in t.model.parameters()]
         for i, rate in enumerate((0.005, 0.01, 0.0075, 0.0025, 0), 1):  # half a cosine after the warm-up
-            loss, accuracy, found = gradients(t.model, t.task.training_episode(i), HOW["torch"])
+            loss, accuracy, found = gradients(t.model, t.task.training_episode(i), ENGINES["torch"])
             norm = math.sqrt(sum((g**2).sum().item() for g in found.values()))
             assert norm > 0.1, "clipping does something"
             rows.append([i, loss.item(), accuracy.item(), rate])
@@ -600,7 +600,7 @@ def test_training_is_adam_by_hand():
                 p.data -= rate * m / (1 - 0.9**i) / ((v / (1 - 0.98**i)).sqrt() + 1e-9)
         with workplace() as folder:
             assert command(words)[0] == 0
-            saved = trial.unpack(folder_in(folder) / "last.pt", CPU)
+            saved = files.load_tensors(folder_in(folder) / "last.pt", CPU)
         assert np.allclose([row[:4] for row in saved["rows"]], rows, rtol=1e-5, atol=1e-9)
         for name, p in t.model.named_parameters():
             assert torch.allclose(p, saved["model"][name], rtol=0, atol=2e-5), name
@@ -611,14 +611,14 @@ def compare_engines(words, script, dtype=torch.float64, tolerance=1e-10, compile
     """Of a task's training: loss, accuracy, all gradients; of its evaluation: all metrics."""
     torch.manual_seed(0)
     task = task_of(f"--vocab 8 --batch 7 --hidden 10 --embed 6 --held-out 20 {words}", script, build=True)
-    model, hows = task.model().to(dtype), (HOW["torch"], dict(engine="fast", compiled=compiled))
-    wanted, found = (gradients(model, task.training_episode(1), how) for how in hows)
+    model, engines = task.model().to(dtype), (ENGINES["torch"], machine.make_engine("fast", compiled))
+    wanted, found = (gradients(model, task.training_episode(1), engine) for engine in engines)
     close(torch.stack(found[:2]), torch.stack(wanted[:2]), tolerance)
     for name, gradient in wanted[2].items():
         close(found[2][name], gradient, tolerance)
-    plain, metrics = (task.evaluate(model, how) for how in HOW.values())
+    plain, metrics = (task.evaluate(model, engine) for engine in ENGINES.values())
     close(metrics.pop("cross_entropy"), plain.pop("cross_entropy"), tolerance)
-    assert metrics == plain and not trial.not_finite(metrics)
+    assert metrics == plain and not trial.names_of_not_finite(metrics)
 
 
 def test_engines_agree():
@@ -676,7 +676,7 @@ def test_losses_by_hand():
         for chunk in (None, 7, 50, 2**25):
             with mock.patch.object(fast, "CHUNK", chunk):
                 chunked = fast.cross_entropy(features.flatten(0, 1), *answers) if chunk else None
-            loss, accuracy = chunked or common.loss_and_accuracy(logits, episode)
+            loss, accuracy = chunked or common.loss_and_accuracy(lambda *_: logits, episode)
             close(torch.stack([loss, accuracy]), [wanted.item(), right], 1e-6)
             for x, y in zip(derive(3 * loss), derive(3 * wanted), strict=True):
                 close(x, y, 1e-12)
@@ -686,9 +686,9 @@ def test_half_precision():
     """As --precision bf16 does on CUDA: the same autocast, on a CPU; weights and moments stay in float32."""
     for kind in MODELS:
         trials = [trial_of(f"--scale smoke --device cpu --model {kind} --engine fast") for _ in range(2)]
-        trials[1].how["precision"] = "bf16"
+        trials[1].engine = dataclasses.replace(trials[1].engine, precision="bf16")
         for t in trials:
-            trial.iteration(t, 1)
+            trial.learn(t, t.task.training_episode(1))
         pairs = [[t.optimizer.state[p]["exp_avg"] for p in t.model.parameters()] for t in trials]
         for x, y in [*zip(*pairs, strict=True), [t.sums[2] for t in trials]]:
             assert x.dtype == y.dtype and 0 < (x - y).norm() < 0.05 * x.norm(), (kind, x, y)
@@ -699,11 +699,12 @@ def test_an_iteration_never_waits_for_its_device():
     meta, cases = torch.device("meta"), [(*case, "fast") for case in itertools.product(BATTERY, MODELS)]
     for (script, flags), kind, engine in [*cases, *((BATTERY[1], kind, "torch") for kind in common.LAYERS)]:
         t = trial_of(f"--scale smoke --device cpu --engine {engine} --model {kind} {flags}", script)
-        for name in ("rows", "hashes", "allowed_row"):
+        for name in ("rows", "hashes"):
             setattr(t.task.held_out, name, getattr(t.task.held_out, name).to(meta))
+        t.task.spare = t.task.spare.to(meta)
         t.model, t.sums = t.model.to(meta), t.sums.to(meta)
         t.optimizer = torch.optim.Adam(t.model.parameters(), foreach=False)
-        trial.iteration(t, torch.zeros((), dtype=torch.int64, device=meta))
+        trial.learn(t, t.task.training_episode(torch.zeros((), dtype=torch.int64, device=meta)))
 
 
 def test_capture_leaves_no_trace_and_checkpoints_move_between_devices():
@@ -713,11 +714,11 @@ def test_capture_leaves_no_trace_and_checkpoints_move_between_devices():
         for t in (found, wanted):
             t.rate.fill_(0.01)
             for t.iteration in range(1, done + 1):
-                trial.iteration(t, t.iteration)
-        trial.iteration(wanted, done + 1)
+                trial.learn(t, t.task.training_episode(t.iteration))
+        trial.learn(wanted, wanted.task.training_episode(done + 1))
+        found.iteration, found.engine = done, dataclasses.replace(found.engine, graph=True)
         with mock.patch.multiple("torch.cuda", **made_up):
-            trial.captured(found)
-        assert found.counter.item() == done + 2
+            found.make_step()
         states = [t.optimizer.state_dict()["state"].values() for t in (found, wanted)]
         pairs = [(x[k], y[k]) for x, y in zip(*states, strict=True) for k in y]
         pairs += zip(found.model.parameters(), wanted.model.parameters(), strict=True)
@@ -740,15 +741,15 @@ def test_a_model_and_an_encoding_of_ones_own():
             return common.select(super().forward(x).cumsum(0), steps)
 
     with mock.patch.dict(common.ENCODINGS, gate=Gate), mock.patch.dict(common.LAYERS, mean=Mean), workplace():
-        cli.declare.cache_clear()
+        suite.flags.declare.cache_clear()
         for flags, engine in (("--pe sin", "fast"), ("--pe gate", "torch"), ("--model mean", "torch")):
             words = f"--scale smoke --device cpu --hidden 256 --batch 32 {flags}"
             code, _, err = command(words)
             found = json.loads((task_of(words).folder / "result.json").read_text())
             assert (code, found["engine"]) == (0, engine), err
             if engine == "torch":
-                refused(flags, trial.choose_engine, task_of(f"{flags} --engine fast"), CPU)
-    cli.declare.cache_clear()
+                refused(flags, machine.choose_engine, task_of(f"{flags} --engine fast"), CPU)
+    suite.flags.declare.cache_clear()
 
 
 def plain_distance(a, b):
@@ -800,7 +801,7 @@ def test_evaluation_counts_every_held_out_answer_once():
             targets[0] += 1
             return 100.0 * F.one_hot(targets.T % 8, 8)  # (M, B, K)
 
-        metrics, right = task.evaluate(knows, HOW["torch"]), (torch.arange(len(answers)) % 7 != 0).float()
+        metrics, right = task.evaluate(knows, ENGINES["torch"]), (torch.arange(len(answers)) % 7 != 0).float()
         share = (weight.sum(1) @ right.long() / weight.sum()).item()
         wanted = dict(token_accuracy=share, accuracy=share, sequence_accuracy=right.mean())
         for name, x in (wanted | dict(cross_entropy=100 * (1 - share))).items():
@@ -831,7 +832,9 @@ TRAINING |= dict(encode="both", bands="0:1", no_conv=False)
 
 
 def test_defaults_and_grids_are_the_papers():
-    paper = lambda script, figure: [x.task.args for x in cli.grid(script, *cli.parse(script, []), figure)]
+    def paper(script, figure):
+        return [x.task.args for x in suite.flags.grid(script, *suite.flags.parse(script, []), figure)]
+
     for script, figure, vocabularies, encodings, flags in PAPER:
         trials = paper(script, figure)
         models = [(model, vocab) for model, found in vocabularies.items() for vocab in found]
@@ -974,7 +977,7 @@ def test_a_torn_checkpoint_never_replaces_a_good_one():
         t.resume()
         assert t.iteration == 3
         t.save()
-        assert trial.unpack(t.folder / "previous.pt", CPU)["iteration"] == 3
+        assert files.load_tensors(t.folder / "previous.pt", CPU)["iteration"] == 3
 
 
 def test_killed_at_random_moments_and_raced():
@@ -1024,10 +1027,10 @@ def test_second_process_leaves():
     with workplace():
         folder = task_of(LONG).folder
         folder.mkdir(parents=True)
-        held = trial.lock(folder / "lock")  # as another process would
+        held = files.lock(folder / "lock")  # as another process would
         for more in ("", " --overwrite"):
             code, _, err = command(LONG + more)
-            assert code == trial.RUNNING_ELSEWHERE and "another process" in err
+            assert code == trial.RUNNING_ELSEWHERE and f"process {os.getpid()} on" in err
         held.close()
         finish()
 
@@ -1050,12 +1053,10 @@ def test_not_finite_stops():
         "d": "text",
         "e": {"x": 2.0},
     }
-    assert trial.not_finite(metrics) == ["b", "c"]
+    assert trial.names_of_not_finite(metrics) == ["b", "c"]
 
     class Bad(Reverse):
-        bind = classmethod(lambda cls, args: cls(args))
-
-        def evaluate(self, model, how):
+        def evaluate(self, model, engine):
             return {"token_accuracy": 0.5, "cross_entropy": math.inf}
 
     with workplace() as folder:
@@ -1269,7 +1270,7 @@ def test_list_and_its_filters():
     one = "--model gru --pe sin --vocab 32 --seed 3"
     assert listed(f"--list fig2 --jobs 3 {one}") == [f"python reverse.py {one}"]
     (carried,) = listed(f"--list fig2 {one} --out 'a b' --beta2 0.98")
-    args, given = cli.parse(Reverse, shlex.split(carried)[2:])
+    args, given = suite.flags.parse(Reverse, shlex.split(carried)[2:])
     assert args.out == "a b" and given["beta2"] == 0.98
     assert len(listed("--scale quick --list fig2 --iterations 50")) == 24  # a first look, as .ci/run does
     for scale, figure in ((s, f) for s in ("quick", "smoke") for f in reverse.GRIDS[s]):
@@ -1279,26 +1280,26 @@ def test_list_and_its_filters():
 
 def test_engine_is_chosen_from_the_configuration():
     cuda = torch.device("cuda")
-    chosen = lambda flags, device=CPU, task=Reverse: trial.choose_engine(task_of(flags, task), device)
+    chosen = lambda flags, device=CPU, task=Reverse: machine.choose_engine(task_of(flags, task), device)
     cases = {"--hidden 255": "torch", "--hidden 256": "fast", "--batch 31": "torch", "--batch 32": "fast"}
     cases |= {"--hidden 8 --engine fast": "fast", "--engine torch": "torch", "--scale quick": "torch"}
     for flags, engine in cases.items():
-        assert chosen(flags + " --iterations 9")["engine"] == engine, flags
+        assert chosen(flags + " --iterations 9").name == engine, flags
     with mock.patch.object(fast, "compile_fault", lambda device: None):
-        assert chosen("")["compiled"] and not chosen("--iterations 999")["compiled"]
-        assert not chosen("--engine torch")["compiled"]
+        assert chosen("").compiled and not chosen("--iterations 999").compiled
+        assert not chosen("--engine torch").compiled
         there = chosen("--hidden 8 --batch 1 --iterations 5", cuda)
-        assert there["engine"] == "fast" and there["compiled"] and there["graph"]
-        assert there["precision"] == "tf32" and not chosen("--no-graph", cuda)["graph"]
-        assert chosen("", task=lm_wikitext.WikiText)["engine"] == "fast"
-        assert chosen("", cuda, lm_wikitext.WikiText)["graph"]
+        assert there.name == "fast" and there.compiled and there.graph
+        assert there.precision == "tf32" and not chosen("--no-graph", cuda).graph
+        assert chosen("", task=lm_wikitext.WikiText).name == "fast"
+        assert chosen("", cuda, lm_wikitext.WikiText).graph
 
 
 def test_without_a_compiler_a_trial_says_so_once_and_goes_on():
     words = "--scale smoke --engine fast --iterations 1000 --seed"
     broken = mock.patch.object(torch, "compile", mock.Mock(side_effect=RuntimeError("no\ncompiler\n\nhere")))
     fast.compile_fault.cache_clear()
-    with workplace() as folder, broken, mock.patch.object(trial, "iteration"):  # it need not learn
+    with workplace() as folder, broken, mock.patch.object(trial, "learn"):  # it need not
         said = [command(f"{words} {seed}")[2] for seed in (0, 1)]
         assert said[0].count("\n") == 1 and "fails with no compiler" in said[0] and not said[1], said
         for path in folder.rglob("result.json"):
@@ -1314,7 +1315,7 @@ def test_small_trials_take_one_thread():
         task = task_of(f"--scale smoke --hidden {hidden}")
         with mock.patch.dict(os.environ, environment | given, clear=True):
             torch.set_num_threads(2)
-            trial.prepare(task, trial.choose_engine(task, CPU), CPU)
+            machine.prepare(machine.choose_engine(task, CPU), CPU, task.is_small())
             found = torch.get_num_threads()
         torch.set_num_threads(1)
         assert found == threads, (hidden, given, found)
@@ -1327,15 +1328,15 @@ def test_all_goes_on_and_ends_with_the_worst_code():
         none.parent.mkdir(parents=True)
         none.write_text("a file where a folder is expected")
         dup.mkdir(parents=True)
-        held = trial.lock(dup / "lock")  # as another process would
+        held = files.lock(dup / "lock")  # as another process would
         code, out, _ = command(words)
         assert code == 2 and "exit code 2" in out and "runs elsewhere" in out, out
         assert "1 of 3 trials finished" in out
         none.unlink()
         held.close()
         code, out, _ = command(words + " --jobs 1")
-        assert code == 0 and out.count("is finished") == 1 and "3 of 3 trials finished" in out
-        assert [line[:5] for line in out.splitlines() if line.startswith("[")] == ["[1/3]", "[2/3]", "[3/3]"]
+        assert code == 0 and "1 done before" in out and "3 of 3 trials finished" in out
+        assert [line[:6] for line in out.splitlines() if "done;" in line] == ["2 of 3", "3 of 3"]
 
 
 def test_all_stops_all_at_once_and_continues():
@@ -1348,8 +1349,22 @@ def test_all_stops_all_at_once_and_continues():
         begun = list(folder.glob("runs/*/*/seed*"))
         assert len(begun) == 2, "no further trial was begun"
         iterations = [torch.load(path / "last.pt", weights_only=True)["iteration"] for path in begun]
-        assert log().count("; the same command continues") == sum(i < 800 for i in iterations) >= 1
+        saved = sum(iteration < 800 for iteration in iterations)
+        assert f"{saved} saved, 2 not begun; the same command continues" in log(), log()
         assert wait(fork(words)) == 0 and "4 of 4 trials finished" in log(), log()
+
+
+def test_no_job_outlives_its_parent():
+    """Killed without a word, --all takes along what it has started, which saves."""
+    if sys.platform != "linux":
+        raise Skip("elsewhere a process does not learn of its parent's death")
+    words = "--scale smoke --device cpu --all fig12 --iterations 1000000 --save-every 50 --jobs 2"
+    with workplace() as folder:
+        child = fork(words)
+        wait_for(lambda: len(list(folder.glob("runs/*/*/seed*/last.pt"))) == 2)
+        os.kill(child, signal.SIGKILL)
+        assert wait(child) == -signal.SIGKILL
+        wait_for(lambda: not any(map(files.is_locked, folder.glob("runs/*/*/seed*/lock"))))
 
 
 def test_signals_outside_of_training_are_one_line():
@@ -1391,8 +1406,8 @@ def test_with_a_card_its_tests_run():
     assert len(tests) >= 6 and not torch.cuda.is_available()
     for there in (True, False):
         with mock.patch("torch.cuda.is_available", lambda there=there: there):
-            assert trial.choose_device(task_of("").args).type == ("cuda" if there else "cpu")
-            assert trial.choose_device(task_of("--scale smoke").args).type == "cpu"
+            assert machine.choose_device(task_of("").args.device).type == ("cuda" if there else "cpu")
+            assert machine.choose_device(task_of("--scale smoke").args.device).type == "cpu"
         answers = dict(
             has_card=lambda there=there: there, with_card=lambda *words: asked.append(words) or (0, "")
         )
@@ -1463,7 +1478,7 @@ def compare_with_a_cpu(device, commands):
 
     there = [(command, device, way) for command, ways in commands.items() for way in ways]
     cases = [*((command, "cpu", "") for command in commands), *there]
-    with library(), ThreadPoolExecutor(min(8, cli.cores())) as pool:
+    with library(), ThreadPoolExecutor(min(8, machine.cores())) as pool:
         lm_tokens()
         found = dict(zip(cases, pool.map(losses, cases)))
     for command, _, way in there:
@@ -1490,12 +1505,12 @@ def compare_with_double_precision(device, hidden, kinds=MODELS):
     parts = dict(inputs=inputs, targets=tokens.flip(1))
     for kind in kinds:
         model = common.Model(kind, "sin", 300, hidden, hidden, 32).double()
-        wanted = gradients(model, common.Episode(**parts, steps=slice(16, 32)), HOW["torch"])
+        wanted = gradients(model, common.Episode(**parts, steps=slice(16, 32)), ENGINES["torch"])
         there = {name: x.to(device) for name, x in parts.items()}
         episode = common.Episode(**there, steps=slice(16, 32), commands=16)
         model.float().to(device)
         for compiled in (False, fast.compile_fault(device.type) is None):
-            loss, _, found = gradients(model, episode, dict(engine="fast", compiled=compiled))
+            loss, _, found = gradients(model, episode, machine.make_engine("fast", compiled))
             close(loss.cpu(), wanted[0], 1e-5)
             for name, gradient in wanted[2].items():
                 error = (found[name].cpu().double() - gradient).norm() / gradient.norm()
@@ -1551,7 +1566,7 @@ def test_cuda_trial_continues_in_a_new_graph():
 
 @on_card
 def test_cuda_out_of_memory_is_one_line():
-    code = "import cli, torch, reverse; torch.cuda.set_per_process_memory_fraction(1e-3)"
+    code = "from suite import cli; import torch, reverse; torch.cuda.set_per_process_memory_fraction(1e-3)"
     code += "; raise SystemExit(cli.main(reverse.Reverse))"
     with workplace() as folder:
         code, _, err = beside_others(["-c", code, "--device", "cuda", "--batch", "4096"])
@@ -1669,8 +1684,8 @@ def test_claims_hold_where_the_papers_pattern_is():
 
 def made_up(task, words):
     """Finished trials of a scale's grids -> their folders."""
-    args, given = cli.parse(task, shlex.split(words))
-    for flags, _, bound in cli.grid(task, args, given, figure=""):
+    args, given = suite.flags.parse(task, shlex.split(words))
+    for flags, _, bound in suite.flags.grid(task, args, given, figure=""):
         bound.folder.mkdir(parents=True, exist_ok=True)
         result = {
             "metrics": as_the_paper_found(flags),
@@ -1678,7 +1693,7 @@ def made_up(task, words):
             "iterations": 20,
             "seconds": 2.5,
         }
-        trial.write_json(bound.folder / "result.json", result | {"commit": "0123456789", "device": "a card"})
+        files.write_json(bound.folder / "result.json", result | {"commit": "0123456789", "device": "a card"})
     return sorted(Path(args.out).glob("*/*/seed*"))
 
 
@@ -1882,8 +1897,8 @@ def test_bench():
     small += " --engine fast --device cpu"
     for kind in MODELS:
         task = task_of(f"--model {kind} {small}", build=True)
-        how = trial.choose_engine(task, CPU)
-        steps = [step(task, how, CPU) for step in (bench.plain_step, bench.suite_step)]
+        engine = machine.choose_engine(task, CPU)
+        steps = [step(task, engine, CPU) for step in (bench.plain_step, bench.suite_step)]
         torch.manual_seed(0)
         for x, *both in zip(task.model().parameters(), *(step().parameters() for step in steps)):
             close(*(y - x for y in both), 1e-3)  # the first step of both is the same
@@ -1893,7 +1908,16 @@ def test_bench():
         assert (0, printed) == run("--show numbers.json")[:2]
     printed = run(f"--only lstm-sin-256 {small} --profile")[1]
     assert "aten::mm" in printed and "no kernel" not in printed and "threads, torch" in printed
-    assert [run(flags)[0] for flags in ("--precision bf16 --device cpu", "--no-such-flag")] == [2, 2]
+    refusals = ["--precision bf16 --device cpu", "--no-such-flag", "--seed 0-1", "--list fig2"]
+    refusals += ["--hidden 999999999", "--show kept.json"]
+    with workplace():
+        Path("kept.json").write_text("[]")
+        for words in refusals:
+            code, _, err = run(f"--only gru-sin-64 --json kept.json {words}")
+            assert code == 2 and err.count("\n") == 1, (words, err)
+        with mock.patch.object(bench, "measure", side_effect=KeyboardInterrupt):
+            assert run(f"--only gru-sin-64 {small} --json kept.json")[0] == 130
+        assert Path("kept.json").read_text() == "[]", "what was measured before is kept"
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -1977,7 +2001,7 @@ def test_windows_and_initial_weights():
     count = (len(A_TEXT) - cut - 1) // 5  # perplexity is that of consecutive windows
     logits = fresh.model(task.valid[: 5 * count].view(count, 5)).flatten(0, 1).double()
     wanted = F.cross_entropy(logits, task.valid[1 : 5 * count + 1]).exp()
-    assert abs(task.evaluate(fresh.model, fresh.how)["valid_perplexity"] / wanted - 1) < 1e-6
+    assert abs(task.evaluate(fresh.model, fresh.engine)["valid_perplexity"] / wanted - 1) < 1e-6
     spread = torch.cat([part.inputs for part in task.parts(task.train)])
     assert len(spread) == count
     assert list(map(decode, spread[[0, -1]])) == [A_TEXT[:5], A_TEXT[cut - 6 : cut - 1]]
@@ -2145,16 +2169,16 @@ def test_packed_paragraphs_equal_padded_ones():
         of_even, paragraphs = lm_wikitext.even(batch, 32, 40), len(LENGTHS) - 1
         assert len(set(of_even.inputs.tolist())) == 40, "what is added is of all pieces alike"
         assert of_even.sizes.tolist() == [paragraphs] * 32 and len(of_even.targets) % (2 * paragraphs) == 0
-        for how in (dict(engine=engine, compiled=False) for engine in ("torch", "fast")):
+        for engine in ENGINES.values():
             for pairs in (of_even, batch):
-                loss, accuracy = task.loss_and_accuracy(model, pairs, how)
+                loss, accuracy = task.loss_and_accuracy(model, pairs, engine)
                 for got, want in zip((loss, *torch.autograd.grad(loss, model.parameters())), wanted):
                     close(got, want, 1e-9)
                 assert abs(accuracy - right) < 1e-12
             for task.batch in (1, 5, 100):
-                found = *task.perplexities(model, task.splits["test"], how), accuracy
+                found = *task.perplexities(model, task.splits["test"], engine), accuracy
                 close(found, everything, 1e-9)
-            loss, _ = task.loss_and_accuracy(model, none, how)
+            loss, _ = task.loss_and_accuracy(model, none, engine)
             assert loss == 0 and not any(g.any() for g in torch.autograd.grad(loss, model.parameters()))
 
 
@@ -2162,16 +2186,17 @@ def test_a_graph_of_every_size_reads_its_own_batches():
     """Graphs whose replay runs what was captured."""
     sizes = []
 
-    def capture(once, pool):
+    def record(once, pool):
         sizes.append(pool)
         return mock.Mock(replay=once)
 
-    with workplace(), mock.patch.multiple(trial, capture=capture), mock.patch("torch.cuda.graph_pool_handle"):
+    with workplace(), mock.patch.multiple(graphs, record=record), mock.patch("torch.cuda.graph_pool_handle"):
         lm_tokens([[1, 2, 3, 4], [5, 6], [7] * 80, [8, 9, 10]] * 3)
         found, wanted = (trial_in_memory(lm_task("--batch 2 --length 100")) for _ in range(2))
-        step = trial.captured(found)
+        found.engine = dataclasses.replace(found.engine, graph=True)
+        found.make_step()
         for i in range(1, 20):
-            step(i)
+            found.step(i)
             trial.learn(wanted, wanted.task.training_episode(i, in_graph=True))
         assert 2 <= len(sizes) < 8 and len(set(sizes)) == 1, "a graph of each size, all in one memory"
         for x, y in zip(found.model.parameters(), wanted.model.parameters(), strict=True):

@@ -256,11 +256,14 @@ INPUTS = {
 }
 FACTORED = {layer: functools.partial(swept, sweep) for layer, sweep in SWEEPS.items()}
 FACTORED[common.S4D] = convolved
-JOINS = {encoding.join for encoding in (common.Encoding, common.Vanilla, common.Duplicate)}
+JOINS = common.Encoding.join, common.Vanilla.join, common.Duplicate.join
 
 
 def knows(layer, encoding):
-    """Whether models of these classes can be computed here: an input must be a sum over token and step."""
+    """Whether models of these classes can be computed here.
+
+    A layer's input must be a sum over token and step, which an encoding with a `join` of its own may not be.
+    """
     return layer in FACTORED and encoding.join in JOINS
 
 

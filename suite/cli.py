@@ -1,0 +1,285 @@
+"""What a command line does: one trial, many trials as processes, a list of them, a report.
+
+raise SystemExit(cli.main(Task))      # at the end of a script; Task is a subclass of suite.task.Task
+"""
+
+from suite import flags, machine
+from suite.flags import Listed
+from suite.progress import Live, duration, say
+from suite.trial import FAILED, RUNNING_ELSEWHERE, STOPPED, Stop, Trial, train
+
+import argparse
+import collections
+import ctypes
+import inspect
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import report
+from common import Refused
+
+# What takes long has been imported, see __init__.py.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# ------------------------------------------------------------------------------------------------------------
+# Many trials as processes
+# ------------------------------------------------------------------------------------------------------------
+
+SET_DEATH_SIGNAL = 1  # of Linux's prctl
+PARENT = "SUITE_PARENT"  # in a job's environment, the process that started it
+ENDS = {RUNNING_ELSEWHERE: "runs elsewhere", STOPPED: "stopped, saved", -signal.SIGKILL: "killed"}
+
+
+def end_with_parent():
+    """In a job, on Linux: be told to save and end when the parent dies, be it by kill -9."""
+    parent = os.environ.get(PARENT)
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != int(parent):  # it has died already
+            raise SystemExit(STOPPED)
+
+
+class Job:
+    """One command of --all, and its process; with `seeds` side by side, several trials."""
+
+    def __init__(self, words, tasks):
+        self.words, self.tasks = words, tasks
+        self.process, self.began, self.took = None, 0.0, 0.0
+        self.share = 0.0  # of its iterations that are done
+        self.errors = collections.deque(maxlen=100)  # the last lines of its stderr
+        self.readers = []
+
+    def is_finished(self):
+        return all(task.result() for task in self.tasks) and not self.tasks[0].args.overwrite
+
+    def start(self, at_once, cuda):
+        """On a CPU several processes share the cores: threads would wait for one another."""
+        threads = 1 if self.tasks[0].is_small() else max(1, machine.cores() // at_once)
+        own = {} if cuda or at_once == 1 else {"OMP_NUM_THREADS": str(threads)}
+        command = [sys.executable, inspect.getfile(type(self.tasks[0])), *self.words]
+        # A session of its own: of the terminal's signals only the parent hears, and says so once.
+        apart = dict(env=own | os.environ | {PARENT: str(os.getpid())}, start_new_session=True)
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+        self.process = subprocess.Popen(command, **apart, **pipes)
+        self.began = time.monotonic()
+        reads = self.read_output, self.read_errors
+        self.readers = [threading.Thread(target=read, daemon=True) for read in reads]
+        for reader in self.readers:
+            reader.start()
+
+    def read_output(self):
+        for line in self.process.stdout:
+            if found := re.search(r"iteration (\d+)/(\d+)", line):
+                self.share = int(found[1]) / int(found[2])
+
+    def read_errors(self):
+        self.errors.extend(self.process.stderr)
+
+    def end(self):
+        """-> the exit code of a process that has ended."""
+        self.took = time.monotonic() - self.began
+        for reader in self.readers:
+            reader.join(1)
+        return self.process.returncode
+
+    def outcome(self, code):
+        if code:
+            return ENDS.get(code, f"exit code {code}")
+        metrics = self.tasks[-1].result() or {}
+        numbers = [(name, x) for name, x in metrics.items() if isinstance(x, float)]
+        return ", ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers[:3])
+
+
+class Campaign:
+    """Runs jobs, some at once. A live line says how far they are; another line, when one has ended."""
+
+    def __init__(self, jobs, at_once, cuda, stop):
+        self.all, self.waiting, self.running, self.ended = jobs, [], [], []
+        self.at_once, self.cuda, self.stop = min(at_once, len(jobs)), cuda, stop
+        self.codes, self.live = [], Live()
+
+    def run(self):
+        """-> the worst exit code. A job that was stopped from outside ends them all."""
+        self.stop.training, self.stop.saving = True, "stopping and saving all that runs"  # in the processes
+        self.waiting = [job for job in self.all if not job.is_finished()]
+        self.stop.jobs = self.running
+        say(f"{len(self.all)} commands, {self.done()} done before, {self.at_once} at a time")
+        told = False
+        try:
+            while self.running or self.waiting and not self.stop.requested:
+                while self.waiting and len(self.running) < self.at_once and not self.stop.requested:
+                    self.running.append(self.waiting.pop(0))
+                    self.running[-1].start(self.at_once, self.cuda)
+                if self.stop.requested and not told:
+                    self.tell_all_to_stop()
+                    told = True
+                for job in [job for job in self.running if job.process.poll() is not None]:
+                    self.take_back(job)
+                if self.live.is_due():
+                    self.live.show(self.how_far())
+                time.sleep(0.05)
+        finally:  # whatever happens to this process, no other goes on without it
+            self.tell_all_to_stop()
+        self.live.close()
+        say(self.closing_line())
+        return STOPPED if self.stop.requested else worst(self.codes)
+
+    def tell_all_to_stop(self):
+        for job in self.running:
+            job.process.send_signal(signal.SIGTERM)
+
+    def take_back(self, job):
+        self.running.remove(job)
+        self.ended.append(job)
+        code = job.end()
+        self.codes.append(code if code >= 0 else FAILED)
+        self.stop.requested |= code == STOPPED
+        self.live.close()
+        if code != STOPPED:
+            for line in job.errors:
+                say(line.rstrip("\n"), file=sys.stderr)
+        what = f"{job.tasks[0].folder}: {job.outcome(code)}, {job.took:.0f} s"
+        say(f"{self.done()} of {len(self.all)} done; {what}")
+
+    def done(self):
+        return len(self.all) - len(self.waiting) - len(self.running) - sum(code != 0 for code in self.codes)
+
+    def how_far(self):
+        text = f"{self.done()} of {len(self.all)} done"
+        if self.running:
+            shares = [f"{job.share:.0%}" for job in self.running]
+            text += ", running " + (" and ".join(shares) if len(shares) < 5 else f"{len(shares)}")
+        left = self.left()
+        return text + (f", {duration(left)} left" if left else "")
+
+    def left(self):
+        """Seconds, from those that finished, or from how far the first ones are; None where nothing tells."""
+        took = [job.took for job, code in zip(self.ended, self.codes) if code == 0]
+        if not took:
+            took = [(time.monotonic() - job.began) / job.share for job in self.running if job.share > 0.02]
+        if not took:
+            return None
+        work = len(self.waiting) + sum(1 - job.share for job in self.running)
+        return sum(took) / len(took) * work / self.at_once
+
+    def closing_line(self):
+        saved, elsewhere = self.codes.count(STOPPED), self.codes.count(RUNNING_ELSEWHERE)
+        failed = len(self.codes) - self.codes.count(0) - saved - elsewhere
+        counts = {"saved": saved, "failed": failed, "running elsewhere": elsewhere}
+        counts["not begun"] = len(self.waiting)
+        others = [f", {n} {what}" for what, n in counts.items() if n]
+        again = "; the same command continues" if saved or self.waiting else ""
+        return f"{self.done()} of {len(self.all)} done{''.join(others)}{again}"
+
+
+def worst(codes):
+    """75 wins; 73 is ignored; else the largest code."""
+    if STOPPED in codes:
+        return STOPPED
+    return max((code for code in codes if code != RUNNING_ELSEWHERE), default=0)
+
+
+def seeds_together(trials):
+    """[Job]: one command for the trials that differ in their seed alone."""
+    alike = {}
+    for trial in trials:
+        others = tuple((k, v) for k, v in vars(trial.task.args).items() if k != "seed")
+        alike.setdefault(others, []).append(trial)
+    jobs = []
+    for group in alike.values():
+        first, last = group[0].task.seed, group[-1].task.seed
+        jobs.append(Job([*group[0].words, "--seed", f"{first}-{last}"], [trial.task for trial in group]))
+    return jobs
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What a command line asks for
+# ------------------------------------------------------------------------------------------------------------
+
+
+def listed(task, args, given, figure):
+    """The trials of a figure that have the flags given."""
+    if not (trials := flags.grid(task, args, given, figure)):
+        raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
+    return trials
+
+
+def show(task, args, given, figure):
+    listed(task, args, given, figure)
+    figures = [figure] if figure else task.grids[args.scale]
+    trials = {name: flags.grid(task, args, given, name) for name in figures}
+    found = {name: [(one.flags, one.task.folder) for one in some] for name, some in trials.items() if some}
+    report.show(task, args.scale, found, Path(args.out))
+
+
+def run(task, args, given, argv, stop):
+    """One trial, or those of a range of seeds, or with --all a figure's -> the exit code."""
+    cuda = machine.choose_device(args.device).type == "cuda"
+    many = isinstance(args.seed, range)
+    if args.all is not None:
+        trials = listed(task, args, given, args.all)
+    elif many:
+        each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
+        trials = [Listed({}, [*argv, "--seed", str(one.seed)], flags.complete(task, one)) for one in each]
+    else:
+        one = flags.complete(task, args)
+        return one.run(argv, stop) if one.run else train([Trial(one, argv)], stop)[0]
+    together = cuda and many and task.run is None
+    if together and args.all is None:
+        return worst(train([Trial(one.task, one.words, alone=False) for one in trials], stop))
+    jobs = seeds_together(trials) if together else [Job(one.words, [one.task]) for one in trials]
+    return Campaign(jobs, args.jobs or (1 if cuda else machine.cores()), cuda, stop).run()
+
+
+def main(task, argv=None):
+    """A script's command line -> its exit code."""
+    end_with_parent()
+    (parser, _, _), code = flags.declare(task), 0
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        args, given = flags.parse(task, argv)
+        if args.list is not None:
+            for one in listed(task, args, given, args.list):
+                print(f"python {task.name}.py {shlex.join(one.words)}")
+        elif args.report is not None:
+            show(task, args, given, args.report)
+        else:
+            with Stop().listening() as stop:
+                code = run(task, args, given, argv, stop)
+            if args.all is not None and code != STOPPED:
+                show(task, args, given, args.all)
+    except Refused as error:
+        parser.error(error)
+    except BrokenPipeError:  # of `--report | head`: what was asked for has been read
+        pass
+    except OSError as error:
+        say(f"{parser.prog}: {error}", file=sys.stderr)
+        return code or FAILED
+    except (RuntimeError, MemoryError) as error:
+        if not machine.is_out_of_memory(error):
+            raise
+        say(f"{parser.prog}: out of memory: lower {task.what_to_lower}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        say(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        leave_quietly()
+    return code
+
+
+def leave_quietly():
+    """Python flushes its output as it ends: that must not fail for a reader that has gone, or a full disk."""
+    try:
+        sys.stdout.flush()
+    except AttributeError:  # it was closed from the start
+        pass
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,121 @@
+"""Files that are written whole or not at all, locks, and files that were torn."""
+
+from suite.progress import say
+
+import fcntl
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+import zipfile
+
+import torch
+
+
+class Torn(Exception):
+    """A file that was not written whole, or that was changed since."""
+
+
+def write(path, content, keep=None):
+    """Replace `path` whole or not at all; what was there before is renamed to `keep`."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    if keep and path.exists():
+        os.replace(path, keep)
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def write_json(path, content):
+    write(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path, key):
+    """The file's dictionary, which has another one under `key`; None where there is no usable file."""
+    try:
+        content = json.loads(path.read_text())
+        dict(content[key])
+        return content
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        say(f"{path} cannot be used: {error!r}", file=sys.stderr)
+        return None
+
+
+def finished_metrics(folder):
+    """The metrics of a trial that is done, else None."""
+    result = read_json(folder / "result.json", "metrics")
+    return result and result["metrics"]
+
+
+def lock(path):
+    """The file `path`, open and locked; None where another process holds it."""
+    file = open(path, "a")  # noqa: SIM115 - held until the trial ends
+    for wait in (0.2, 0):  # `python report.py` looks at locks for an instant
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(wait)
+        else:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}")
+            file.flush()
+            return file
+    file.close()
+    return None
+
+
+def holder(path):
+    """Which process holds a lock, in words."""
+    return path.read_text(errors="replace") or "another process"
+
+
+def is_locked(path):
+    """Whether a process holds the lock; looked at for an instant."""
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file
+        pass
+    return False
+
+
+def save_tensors(path, content, keep=None):
+    """As `write`, of what torch.save takes."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write(path, buffer.getvalue(), keep)
+
+
+def load_tensors(path, device):
+    """The content of a file of save_tensors, once its checksums are right."""
+    content = path.read_bytes()
+    try:
+        damaged = zipfile.ZipFile(io.BytesIO(content)).testzip()
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - it is read: whatever is wrong now is wrong with its bytes
+        raise Torn(repr(error)) from None
+    if damaged is not None:
+        raise Torn(f"wrong checksum of {damaged}")
+    return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+
+
+def clear(folder):
+    """Delete all but the lock; config.json last, since it vouches for the checkpoints."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()

@@ -1,0 +1,303 @@
+"""Flags, folder names, grids of trials."""
+
+from suite import __version__
+from suite.task import Task
+
+import argparse
+import functools
+import itertools
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import common
+from common import Refused
+
+SEEDS = range(5)
+BOTH, WITH_DUP = ["none", "sin"], ["none", "dup", "sin"]  # encodings that most grids compare
+CONTROLLED = ["none", "constant", "sin"]  # the fairer control alone
+CONTROLS = ["none", "constant", "dup", "sin"]
+SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5, device="cpu")
+BAD_FLAGS = 2  # exit code
+
+
+def cross(**flags):
+    """All combinations: cross(model="lstm", vocab=[256, 512], seed=SEEDS) is ten trials."""
+    choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
+    return [dict(zip(flags, values)) for values in itertools.product(*choices)]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What a flag's value may be
+# ------------------------------------------------------------------------------------------------------------
+
+
+def number(kind, wanted, accept):
+    """An argparse type that says what would be right."""
+
+    def convert(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not accept(value) or not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return convert
+
+
+MOST = 2**31 - 1  # beyond it lies no machine's memory, but many a counter's end
+COUNT = number(int, "a whole number from 1 to 2^31 - 1", lambda x: 1 <= x <= MOST)
+AT_LEAST_2 = number(int, "a whole number from 2 to 2^31 - 1", lambda x: 2 <= x <= MOST)
+NATURAL = number(int, "a whole number from 0 to 2^31 - 1", lambda x: 0 <= x <= MOST)
+SEED = number(int, "a whole number from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
+POSITIVE = number(float, "a finite number above 0", lambda x: x > 0)
+NOT_NEGATIVE = number(float, "a finite number of at least 0", lambda x: x >= 0)
+FRACTION = number(float, "a number in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def seeds(text):
+    """One seed, or a range of them such as 0-4."""
+    first, dash, last = text.partition("-")
+    if first and dash and SEED(first) <= SEED(last) < SEED(first) + 1000:
+        return range(int(first), int(last) + 1)
+    return SEED(text)
+
+
+def bands(text):
+    """LOW:HIGH, written alike for the same numbers: it names a folder."""
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low = high = math.nan
+    if not 0 <= low < high <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LOW:HIGH with 0 <= LOW < HIGH <= 1")
+    return f"{low + 0.0:.15g}:{high:.15g}"  # -0.0 + 0.0 is 0.0
+
+
+def one_line(text):
+    """Text without what would break the lines of --list, or a file's name."""
+    if any(character in text for character in "\n\r\0"):
+        raise argparse.ArgumentTypeError(f"{text!r} has a line break or NUL in it")
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Flags: each is declared once; its group says whether it changes a result
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(BAD_FLAGS, f"{self.prog}: error: {message}\n")
+
+
+@functools.cache
+def declare(task):
+    """-> the parser, every flag's default at paper scale, and the names of the flags that change a result.
+
+    The parser returns what was typed and nothing else: `parse` adds the defaults.
+    """
+    about = dict(description=sys.modules[task.__module__].__doc__, allow_abbrev=False)
+    parser = Parser(f"{task.name}.py", formatter_class=argparse.RawDescriptionHelpFormatter, **about)
+    parser.add_argument("--version", action="version", version=__version__)
+    defaults, science = {}, set()
+
+    def group(title, changes_results):
+        into = parser.add_argument_group(title)
+
+        def flag(name, default, help, **more):
+            key = name[2:].replace("-", "_")
+            defaults[key] = value = task.scales["paper"].get(key, default)
+            if changes_results:
+                science.add(key)
+            shown = "" if value is None or value is False else f" ({value})"
+            if "type" not in more and "choices" not in more and "action" not in more:
+                more["type"] = one_line
+            into.add_argument(name, default=argparse.SUPPRESS, help=help + shown, **more)
+
+        return flag
+
+    def unless_without(flag):
+        def declared(name, *about, **more):
+            if name not in task.without:
+                flag(name, *about, **more)
+
+        return declared
+
+    model_flags(unless_without(group("model", True)))
+    data, plumbing = group("data", True), group("this run (changes no result but for bf16)", False)
+    data_flags(unless_without(data))
+    task.add_flags(data, plumbing)
+    training_flags(unless_without(group("training (Adam; defaults as in what is reproduced)", True)))
+    run_flags(unless_without(plumbing))
+    many_flags(unless_without(group("many trials", False)), task)
+    return parser, defaults, science
+
+
+def model_flags(flag):
+    flag("--model", "lstm", "the layer", choices=list(common.LAYERS))
+    flag("--no-conv", False, "mamba without its short convolution", action="store_true")
+    flag("--pe", "sin", "encoding of the time step", choices=list(common.ENCODINGS))
+    flag("--combine", "concat", "encoding with embedding", choices=["concat", "add"])
+    phases = "where the encoding is: in the steps that read the input, or in those after them"
+    flag("--encode", "both", phases, choices=["input", "output", "both"])
+    lengths = "length of the encoding's vectors (1; learned ones start at the root of --embed)"
+    flag("--amplitude", None, lengths, type=POSITIVE, metavar="A")
+    part = "share of the sinusoid's frequencies that is kept, 0 the fastest"
+    flag("--bands", "0:1", part, type=bands, metavar="LOW:HIGH")
+    flag("--hidden", 512, "size of the layer's state", type=COUNT)
+    flag("--embed", 512, "size of the embedding, and of the encoding", type=COUNT)
+
+
+def data_flags(flag):
+    flag("--vocab", 16384, "number of different integers, K", type=AT_LEAST_2)
+    flag("--length", 64, "integers in the input, L", type=COUNT)
+    flag("--held-out", None, "test sequences, never trained on (1024)", type=COUNT)
+    flag("--seed", 0, "draws weights, data and held-out set; 0-4: five trials", type=seeds)
+
+
+def training_flags(flag):
+    flag("--iterations", 300_000, "batches to train on", type=COUNT)
+    flag("--batch", 512, "sequences per iteration", type=COUNT)
+    flag("--lr", 1e-3, "peak of the learning rate", type=POSITIVE)
+    flag("--warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", type=NATURAL)
+    flag("--beta2", 0.999, "Adam's second decay; released code: 0.98", type=FRACTION)
+    flag("--eps", 1e-8, "Adam's epsilon; released code: 1e-9", type=NOT_NEGATIVE)
+    flag("--clip", 1.0, "largest gradient norm, 0: any", type=NOT_NEGATIVE)
+
+
+def run_flags(flag):
+    flag("--device", "auto", "auto: cuda if there", choices=["auto", "cpu", "cuda"])
+    auto = "fast.py; torch: torch.nn; auto: torch on a CPU below hidden 256 or batch 32, else fast"
+    flag("--engine", "auto", f"fast: {auto}", choices=["auto", "fast", "torch"])
+    precisions = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
+    flag("--precision", None, precisions, choices=["fp32", "tf32", "bf16"])
+    flag("--no-graph", False, "on CUDA: no graph of the iteration, to debug", action="store_true")
+    flag("--deterministic", False, "on CUDA: the same bits every time, slower", action="store_true")
+    flag("--out", "runs", "folder of all trials")
+    flag("--save-every", 5000, "iterations between checkpoints", type=COUNT)
+    flag("--snapshot-every", None, "iterations between kept weights, 0: none", type=NATURAL)
+    flag("--log-every", 100, "iterations per row of curve.csv", type=COUNT)
+    flag("--overwrite", False, "delete the trial's folder and start anew", action="store_true")
+
+
+def many_flags(flag, task):
+    figure = dict(nargs="?", const="", metavar="FIGURE")
+    flag("--scale", "paper", "set of defaults and grids", choices=list(task.scales))
+    flag("--list", None, f"print a command per trial: {', '.join(task.figures)}", **figure)
+    flag("--all", None, "run them, --jobs at a time, then report", **figure)
+    flag("--report", None, "tables, figures, claims of trials on disk", **figure)
+    flag("--jobs", None, "processes at a time (on a CPU one per core, on CUDA 1)", type=COUNT)
+
+
+def parse(task, argv):
+    """-> (args, what was typed). The scale sets defaults; an explicit flag wins."""
+    parser, defaults, _ = declare(task)
+    given = vars(parser.parse_args(argv))
+    scale = task.scales[given.get("scale", "paper")]
+    return argparse.Namespace(**(defaults | scale | given)), given
+
+
+# ------------------------------------------------------------------------------------------------------------
+# From flags to the task of one trial
+# ------------------------------------------------------------------------------------------------------------
+
+ENCODING_FLAGS = "combine", "encode", "amplitude", "bands"
+
+
+def complete(task, args):
+    """The task of one trial: the flags whose default depends on others are set, and all fit together.
+
+    Its folder is OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, its `config`
+    the flags that change the result; of the precisions, bf16 alone does so beyond rounding.
+    """
+    _, defaults, science = declare(task)
+    args = argparse.Namespace(**vars(args))
+    task = task.variant(args)
+    usual = defaults | {"warmup": min(1000, args.iterations // 10), "snapshot_every": 0} | task.defaults(args)
+    for flag, value in usual.items():
+        if getattr(args, flag, value) is None:
+            setattr(args, flag, value)
+    if "warmup" in args and args.warmup > args.iterations:
+        raise Refused(f"--warmup {args.warmup} is above --iterations {args.iterations}")
+    refuse_meaningless(args, usual)
+    if args.precision == "bf16":
+        science = science | {"precision"}
+    config = {k: v for k, v in sorted(vars(args).items()) if k in science}
+    found = task(args, config, Path(task.folder_of(args, folder_name(task, config, usual))))
+    found.check()
+    return found
+
+
+def refuse_meaningless(args, usual):
+    """Flags about encodings that this encoding cannot follow."""
+    if (encoding := common.ENCODINGS.get(args.pe)) is None:
+        return
+    for flag in ENCODING_FLAGS:
+        if flag not in encoding.accepts and getattr(args, flag, usual.get(flag)) != usual.get(flag):
+            others = ", ".join(pe for pe, one in common.ENCODINGS.items() if flag in one.accepts)
+            raise Refused(f"--{flag} means nothing with --pe {args.pe}: choose from {others}")
+
+
+def folder_name(task, config, usual):
+    begins = [f"{before}{config[flag]}" for flag, before in task.named.items()]
+    others = [flag for flag in config if flag not in ("seed", *task.named) and config[flag] != usual[flag]]
+    return "-".join([*begins, *(flag_in_folder(flag, config[flag]) for flag in others)])
+
+
+def flag_in_folder(flag, value):
+    name = flag.replace("_", "-")
+    return name if value is True else f"{name}={value}"
+
+
+def as_words(flag, value):
+    """A flag on a command line; a value of True stands for the bare flag."""
+    name = f"--{flag.replace('_', '-')}"
+    return [name] if value is True else [name, str(value)]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Grids
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Listed(NamedTuple):
+    """A trial of a grid."""
+
+    flags: dict  # the grid's
+    words: list  # of its command line
+    task: Task
+
+
+NOT_CARRIED = {"list", "all", "report", "jobs"}
+
+
+def grid(task, args, given, figure):
+    """[Listed] of a figure's trials, or of all figures' for ''; a flag of None is left at its default.
+
+    A given flag that the grid sets too keeps only the trials that agree; the others go into every command.
+    """
+    grids = task.grids[args.scale]
+    if figure and figure not in grids:
+        raise Refused(f"unknown figure {figure!r} (choose from {', '.join(grids)})")
+    trials = {}
+    wanted = {k: v if isinstance(v, range) else [v] for k, v in given.items()}
+    for flags in grids[figure] if figure else itertools.chain(*grids.values()):
+        if all(flags[k] in wanted[k] for k in flags.keys() & wanted.keys()):
+            carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | flags.keys()}
+            typed = {k: v for k, v in flags.items() if v is not None}
+            words = [word for k, v in (typed | carried).items() for word in as_words(k, v)]
+            found = complete(task, argparse.Namespace(**(vars(args) | typed)))
+            trials.setdefault(found.folder, Listed(flags, words, found))
+    return list(trials.values())
+
+
+def campaign(task, out, scale):
+    """{figure: [Listed]} of a scale, none where the task has no such scale."""
+    if scale not in task.scales:
+        return {}
+    args, given = parse(task, ["--out", str(out), "--scale", scale])
+    return {figure: grid(task, args, given, figure) for figure in task.grids[scale]}

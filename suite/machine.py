@@ -1,0 +1,190 @@
+"""The machine: its device, how a trial computes on it, its memory, and what is recorded of it."""
+
+from suite import fast
+
+import contextlib
+import functools
+import math
+import os
+import platform
+import resource
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import common
+from common import Refused
+
+# Large pages for large tensors, where Linux leaves the choice to programs: a tenth of an iteration on a CPU.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def cores():
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def choose_device(name):
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise Refused("--device cuda, but PyTorch finds no CUDA device here (use --device cpu)")
+    return torch.device(name)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The engine: how a trial computes
+# ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How a trial computes, and the two functions that do so; decided once."""
+
+    name: str  # "fast" or "torch"
+    compiled: bool
+    compile_fault: str | None
+    precision: str  # of matrix products
+    graph: bool  # the iteration is a CUDA graph
+    deterministic: bool
+    loss_and_accuracy: Callable  # (model, episode) -> as common.loss_and_accuracy
+    logits: Callable  # (model, inputs, steps) -> (M, B, K)
+
+    def about(self):
+        """What is recorded of it."""
+        names = "compiled", "compile_fault", "precision", "graph", "deterministic"
+        return {"engine": self.name} | {name: getattr(self, name) for name in names}
+
+
+def make_engine(name, compiled=False, compile_fault=None, precision="fp32", graph=False, deterministic=False):
+    functions = common.loss_and_accuracy, common.logits
+    if name == "fast":
+        functions = [functools.partial(f, compiled=compiled) for f in (fast.loss_and_accuracy, fast.logits)]
+    return Engine(name, compiled, compile_fault, precision, graph, deterministic, *functions)
+
+
+def choose_engine(task, device):
+    """A trial's engine, from its flags and the device alone: the same after every resume."""
+    args, cuda, asked = task.args, device.type == "cuda", getattr(task.args, "engine", "torch")
+    if not cuda and args.precision in ("tf32", "bf16"):
+        raise Refused(f"--precision {args.precision} is for CUDA; this trial would run on a CPU, in fp32")
+    known = asked != "torch" and fast.knows(common.LAYERS[args.model], common.ENCODINGS[args.pe])
+    if asked == "fast" and not known:
+        raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
+    large = cuda or task.fast_at_every_size or asked == "auto" and args.hidden >= 256 and args.batch >= 32
+    chosen = known and (large or asked == "fast")
+    wanted = chosen and (cuda or args.iterations >= 1000)  # compiling takes seconds
+    fault = fast.compile_fault(device.type) if wanted else None
+    return make_engine(
+        "fast" if chosen else "torch",
+        compiled=wanted and fault is None,
+        compile_fault=fault,
+        precision=args.precision or ("tf32" if cuda else "fp32"),
+        graph=cuda and not args.no_graph,
+        deterministic=args.deterministic,
+    )
+
+
+def prepare(engine, device, one_thread=False):
+    """Set the switches of PyTorch that an engine needs; they hold for the whole process."""
+    products = "ieee" if engine.precision == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = products
+    onednn = device.type == "cpu" and engine.name == "fast" and fast.onednn_is_exact()
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if onednn else "none"
+    if engine.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(engine.deterministic)
+    if device.type == "cpu" and one_thread and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Memory
+# ------------------------------------------------------------------------------------------------------------
+
+
+def refuse_what_cannot_fit(task, device):
+    """Now, in a line, rather than by the kernel's killer or after minutes of building."""
+    if device.type == "cuda":
+        there = torch.cuda.mem_get_info(device)[1]
+    else:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        needed = task.memory()
+    except RuntimeError:  # more than PyTorch can count
+        needed = math.inf
+    if needed > there:
+        amount = "more memory than can be counted"
+        if not math.isinf(needed):
+            amount = f"{needed / 2**30:,.0f} GiB of memory at least"
+        here = f"this machine has {there / 2**30:,.0f} GiB"
+        raise Refused(f"this trial needs {amount}, {here}: lower {task.what_to_lower}")
+
+
+def is_out_of_memory(error):
+    """PyTorch has a class for some of these alone; the others are RuntimeErrors that say so."""
+    words = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
+    says = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return says or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def peak_memory(device, alone):
+    """Peak bytes: allocated on the card (of seeds side by side: reserved), or of the process."""
+    if device.type == "cuda":
+        return (torch.cuda.max_memory_allocated if alone else torch.cuda.max_memory_reserved)(device)
+    with contextlib.suppress(OSError, StopIteration):  # on Linux; what follows counts a parent's memory too
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What is recorded
+# ------------------------------------------------------------------------------------------------------------
+
+
+def git(*words):
+    """What git prints, or None without git or outside a repository."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def device_name(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "cpu: " + next(line.split(": ")[1] for line in lines if line.startswith("model name"))
+    return f"cpu: {platform.machine()}"
+
+
+def provenance(task, argv, model, engine, device):
+    """What config.json and result.json hold of a trial's origin."""
+    status = git("status", "--porcelain", "--untracked-files=no")
+    plumbing = {k: v for k, v in sorted(vars(task.args).items()) if k not in task.config and v is not None}
+    return {
+        "task": task.name,
+        "config": task.config,
+        "run": plumbing,
+        "argv": argv,
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": None if status is None else status != "",
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": device_name(device),
+        **engine.about(),
+        "threads": torch.get_num_threads(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }

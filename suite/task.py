@@ -1,0 +1,187 @@
+"""What a script provides: its task, as a subclass of `Task`. README.md has a complete example."""
+
+from suite import files
+
+import functools
+
+import torch
+
+import common
+from common import Refused
+
+NAMED = dict(model="", pe="", vocab="K", length="L")  # flag -> what stands before its value
+
+
+@functools.cache  # a grid has few of them, and hundreds of trials
+def try_encoding(encoding, embed, bands):
+    """Raise Refused now if the encoding cannot be built."""
+    with torch.device("meta"):
+        encoding(1, embed, bands=bands)
+
+
+class Task:
+    """A script's task is a subclass; an instance holds the flags of one trial.
+
+    It has to say what an `episode` is; the rest is as in the paper's reversal by default.
+    """
+
+    name = ""  # the script's, and the first folder under --out
+    scales: dict  # scale -> its defaults; "paper" holds what differs from the defaults in flags.py
+    grids: dict  # scale -> figure -> [{flag: value}, ...], one entry per trial (see flags.cross)
+    figures: dict  # figure -> claims.Figure, how to print and draw it
+    claims = ()  # claims.Claim, what the paper says about these figures
+    without = ()  # shared flags that mean nothing here, such as "--held-out"
+    named = NAMED  # what begins a folder's name, and with what
+    trials_of = ""  # the task whose trials these are, where it is another
+    # training_episode(i) takes i as a tensor too and never waits for the device: it is part of a CUDA graph.
+    # False: training_episode(i, in_graph=True) is a tuple of tensors in few sizes, each of which has a graph.
+    graph = True
+    what_to_lower = "--batch, --length, --hidden, --embed or --vocab"  # where memory does not suffice
+    fast_at_every_size = False  # --engine auto is fast.py at every size and on every device
+
+    @staticmethod
+    def add_flags(science, plumbing):
+        """More flags, each by science(name, default, help, ...), or plumbing(...) if it changes no result."""
+
+    @classmethod
+    def variant(cls, args):
+        """The class that the flags ask for, this one or a subclass."""
+        return cls
+
+    @classmethod
+    def defaults(cls, args):
+        """Of flags whose default depends on others."""
+        return {"held_out": 1024, "amplitude": common.ENCODINGS[args.pe].usual(args.embed)}
+
+    @classmethod
+    def folder_of(cls, args, name):
+        """Where the trial of these flags is; `name` says those that change its result."""
+        return f"{args.out}/{cls.trials_of or cls.name}/{name}/seed{args.seed}"
+
+    def __init__(self, args, config, folder):
+        """`config` holds the flags that change the result."""
+        self.args, self.config, self.folder = args, config, folder
+        self.batch, self.seed = args.batch, args.seed
+        self.vocab, self.length = getattr(args, "vocab", None), getattr(args, "length", None)
+        self.held_out = self.spare = None  # made by `build`
+
+    def check(self):
+        """Raise Refused, in one line, where flags do not fit together; nothing is built yet."""
+        a = self.args
+        if getattr(a, "no_conv", False) and a.model != "mamba":
+            raise Refused(f"--no-conv is for mamba alone: --model {a.model} has no convolution")
+        try_encoding(common.ENCODINGS[a.pe], a.embed, self.for_encoding()["bands"])
+        if "held_out" in a and a.held_out > (exist := self.exist()):
+            raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that exist")
+
+    # -- the model
+
+    def positions(self):
+        """Time steps of an episode: the length of encodings that have a last position."""
+        return 2 * self.length
+
+    def for_encoding(self):
+        """What an encoding is told; the first --length steps are the input, those after them the output."""
+        a, phases = self.args, dict(input=slice(self.length, None), output=slice(self.length))
+        unencoded = phases.get(getattr(a, "encode", "both"))
+        bands = tuple(map(float, a.bands.split(":")))
+        return dict(combine=a.combine, unencoded=unencoded, amplitude=a.amplitude, bands=bands)
+
+    def model(self):
+        a = self.args
+        sizes = a.vocab, a.embed, a.hidden, self.positions()
+        for_layer = dict(conv=False) if a.no_conv else None
+        return common.Model(a.model, a.pe, *sizes, for_layer, **self.for_encoding())
+
+    def rate(self, i):
+        return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)
+
+    def is_small(self):
+        """Whether a second thread on a CPU costs more than it gives where other work waits."""
+        return self.args.hidden < 256
+
+    def memory(self):
+        """Bytes that a trial needs, at about the least."""
+        a, time = self.args, self.positions()
+        with torch.device("meta"):
+            model = self.model()
+        parameters = sum(p.numel() for p in model.parameters())  # and gradients, and Adam's two moments
+        states, logits = a.batch * time * 4 * a.hidden, min(a.batch * a.vocab, 2**25)  # in chunks
+        held_out = 2 * (getattr(a, "held_out", 0) + a.batch) * time  # of 8 bytes
+        return 4 * (4 * parameters + states + logits + held_out + time * a.embed)
+
+    # -- the data
+
+    def exist(self):
+        """How many different sequences there are, of what `draw` draws."""
+        return common.count_sequences(self.vocab, self.length)
+
+    def draw(self, k, shape):
+        """(*shape, W) integers of the training distribution, from the key k."""
+        return common.uniform_integers(k, (*shape, self.length), self.vocab)
+
+    def with_commands(self, rows):
+        """(B, L) -> (B, 2L): as many commands follow."""
+        return torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)
+
+    def episode(self, rows):
+        """(B, W) integers -> the common.Episode of what is read and what is answered."""
+        raise NotImplementedError
+
+    def mass(self, rows):
+        """The share of the training distribution that the held-out rows are."""
+        return len(rows) / self.exist()
+
+    def test_rows(self, device):
+        """(N, W) integers that are held out, from the seed alone."""
+        count = self.args.held_out
+        return common.distinct_rows(self.draw, count, self.seed, common.HELD_OUT, device=device)
+
+    def takes_long_to_build(self):
+        return "held_out" in self.args and max(self.args.held_out, 1024) * self.length > 10**6
+
+    def build(self, device):
+        """Whatever takes time or memory."""
+        rows = self.test_rows(device)
+        self.held_out = common.HeldOut(rows, self.mass(rows))
+        k = common.key(self.seed, common.TRAINING, 0, device=device)  # training starts at iteration 1
+        candidates = self.draw(k, (1024,))
+        while self.held_out.contains(candidates).all():
+            candidates = self.draw(common.hash_rows(candidates)[0], (1024,))
+        self.spare = candidates[~self.held_out.contains(candidates)][0]
+
+    def training_rows(self, i):
+        """(B, W) integers: for every row candidates are drawn, and the first allowed one is taken."""
+        k = common.key(self.seed, common.TRAINING, i, device=self.spare.device)
+        candidates = self.draw(k, (self.held_out.rounds, self.batch))  # (R, B, W)
+        return self.held_out.first_allowed(candidates, self.spare)
+
+    def training_episode(self, i):
+        """The batch of iteration i, an integer or a 0-dimensional tensor on the device."""
+        return self.episode(self.training_rows(i))
+
+    def test_episode(self):
+        return self.episode(self.held_out.rows)
+
+    # -- a trial
+
+    run = None  # run(argv, stop) -> an exit code, of a task that does something else than to train
+
+    def result(self):
+        """The metrics of the trial if it is done, else None."""
+        return files.finished_metrics(self.folder)
+
+    def begin(self):
+        """What has to be there before training -> an exit code where that was all, else None."""
+
+    def loss_and_accuracy(self, model, episode, engine):
+        return engine.loss_and_accuracy(model, episode)
+
+    def answers(self, model, episode, engine):
+        """Predictions and cross-entropies, (N, M) each."""
+        return common.answers(functools.partial(engine.logits, model), episode, self.batch)
+
+    def evaluate(self, model, engine):
+        """The metrics of the held-out test."""
+        episode = self.test_episode()
+        return common.sequence_metrics(episode, *self.answers(model, episode, engine))
