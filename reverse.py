@@ -48,7 +48,7 @@ QUICK_DUAL_FREQ = dict(dual_freq=True, length=8, lr=1e-2, held_out=4096)
 QUICK_GRU, QUICK_LSTM = dict(length=32, lr=2e-2, iterations=2000), dict(length=32, lr=2e-2, iterations=3000)
 LONGER_LSTM = dict(model="lstm", vocab=16, iterations=3000)
 QUICK_S4D = dict(length=16, lr=5e-3, iterations=3000)
-DESK_S4D = dict(model="s4d", iterations=10_000)
+DESK_S4D = dict(model="s4d", iterations=10_000, lr=1e-2)
 DESK_LSTM = dict(model="lstm", vocab=1024)
 DESK_DUAL_FREQ = dict(dual_freq=True, held_out=4096, iterations=20_000, snapshot_every=2000)
 SCALES = {

@@ -9,6 +9,7 @@ force, a recurrence for a convolution. Trials that are disturbed are forked from
 import suite.flags
 from suite import cli, fast, files, graphs, machine, trial
 
+import ast
 import contextlib
 import copy
 import csv
@@ -2302,8 +2303,51 @@ def test_download_is_whole_or_not_at_all():
 
 
 # ------------------------------------------------------------------------------------------------------------
-# The README
+# The house and the README
 # ------------------------------------------------------------------------------------------------------------
+
+FLOORS = [  # who imports stands above what is imported
+    "report",
+    "stability bench",
+    "reverse sort delayed_add predecessor lm_wikitext lm_shakespeare",
+    "beyond suite.cli",
+    "suite.trial suite.flags suite.tables",
+    "suite.task suite.machine suite.fetch suite.drawing",
+    "suite.files suite.fast suite.claims",
+    "common suite.progress suite.graphs",
+    "suite",
+]
+OPTIONAL = {"matplotlib", "sentencepiece"}  # packages that may be imported inside a function
+
+
+def imported(node):
+    """The modules that an import statement names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"suite.{alias.name}" if node.module == "suite" else node.module for alias in node.names]
+
+
+def test_imports_run_down_only_and_stand_at_the_top():
+    floor = {name: n for n, names in enumerate(FLOORS) for name in names.split()} | {"suite.__version__": 99}
+    paths = [*HERE.glob("*.py"), *HERE.glob("suite/*.py")]
+    name_of = lambda path: ".".join(path.relative_to(HERE).with_suffix("").parts).removesuffix(".__init__")
+    assert {name_of(path) for path in paths} - {"test_all"} == floor.keys() - {"suite.__version__"}
+    for path in (path for path in paths if path.name != "test_all.py"):
+        tree = ast.parse(path.read_text())
+        inside = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+        for node in (n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)):
+            for name in imported(node):
+                below = floor.get(name, 99) > floor[name_of(path)]
+                assert below, f"{path.name} imports {name}, which does not stand below it"
+                optional = name.split(".")[0] in OPTIONAL or name.startswith("torch.")
+                assert node not in inside or optional, f"{path.name} imports {name} inside a function"
+
+
+def test_readme_names_every_file_at_the_top():
+    table = (HERE / "README.md").read_text().split("## Where to look")[1].split("\n## ")[0]
+    for path in HERE.iterdir():
+        if path.suffix in (".py", ".sh", ".md", ".npz", ".cff") and path.name != "README.md":
+            assert f"`{path.name}`" in table, path.name
 
 README = (HERE / "README.md").read_text()
 

@@ -110,12 +110,19 @@ def prepare(engine, device, one_thread=False):
 # ------------------------------------------------------------------------------------------------------------
 
 
+def total_memory(device):
+    """Bytes of the card, or of the machine; infinite where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return math.inf
+
+
 def refuse_what_cannot_fit(task, device):
     """Now, in a line, rather than by the kernel's killer or after minutes of building."""
-    if device.type == "cuda":
-        there = torch.cuda.mem_get_info(device)[1]
-    else:
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    there = total_memory(device)
     try:
         needed = task.memory()
     except RuntimeError:  # more than PyTorch can count

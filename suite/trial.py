@@ -150,7 +150,7 @@ class Trial:
         machine.refuse_what_cannot_fit(task, self.device)
         machine.prepare(self.engine, self.device, task.is_small())
         if task.takes_long_to_build():
-            say("drawing the held-out sequences")
+            say("building the data and the model takes a while")
         task.build(self.device)
         self.take_folder()
         if self.lock is None:
@@ -170,8 +170,8 @@ class Trial:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = files.lock(self.folder / "lock")
-        except OSError as error:
-            raise Refused(f"cannot write to --out {self.args.out}: {error}") from None
+        except (OSError, RecursionError) as error:  # thousands of folders deep
+            raise Refused(f"cannot write to --out {self.args.out[:200]}: {error}") from None
 
     def ends_as_finished(self):
         """Whether there is a result: then it is shown, and the trial ends."""
