@@ -26,9 +26,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-import report
 import trial
 from reverse import Reverse
+from suite.tables import aligned
 
 PAPER_ITERATIONS = 300_000
 CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper's
@@ -143,7 +143,7 @@ def table(content):
             title = f"{name}, batch {found['batch']}" if variant == "plain" else ""
             times = f"{ms:.3g} [{min(x['ms']):.3g}, {max(x['ms']):.3g}]", f"{plain / ms:.2f}"
             rows.append([title, variant, *times, f"{ms * PAPER_ITERATIONS / 3.6e6:.2f}"])
-    return [machine(content), f"medians [least, most] of {content['repeats']}", "", *report.columns(rows)]
+    return [machine(content), f"medians [least, most] of {content['repeats']}", "", *aligned(rows)]
 
 
 def run(args, flags, device, tasks):

@@ -23,9 +23,9 @@ if sys.version_info < (3, 11):  # noqa: UP036 - said here rather than by whateve
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # PyTorch takes seconds to import
 
 import common
-import report
 import trial
 from common import Refused
+from suite import tables
 from task import Task
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -266,6 +266,31 @@ def grid(task, args, given, figure):
     return list(trials.values())
 
 
+def campaign(task, out, scale):
+    """-> {figure: [Listed]}: all trials of a scale."""
+    if scale not in task.scales:
+        return {}
+    args, given = parse(task, ["--out", str(out), "--scale", scale])
+    return {figure: grid(task, args, given, figure) for figure in task.grids.get(scale, {})}
+
+
+def other_scales(tasks, out, scales):
+    """A line about the finished trials of other scales where these have none, else an empty one."""
+    counts = {}
+    for one in dict.fromkeys(name for task in tasks for name in task.scales):
+        paths = set()  # figures share trials
+        for task in tasks:
+            for figure, trials in campaign(task, out, one).items():
+                paths |= {trial.task.folder / task.figures[figure].file for trial in trials}
+        counts[one] = sum(path.exists() for path in paths)
+    others = [name for name, count in counts.items() if count]
+    if not others or any(counts.get(scale) for scale in scales):
+        return ""
+    found = " and ".join(f"{counts[name]} of {name} scale are" for name in others)
+    flags = " or ".join(f"--scale {name}" for name in others)
+    return f"no trial of {' or '.join(scales)} scale is finished in {out}; {found}: {flags}"
+
+
 def seeds_together(trials):
     """[(words, tasks)]: one command for the trials that differ in their seed alone."""
     alike = {}
@@ -365,7 +390,9 @@ def show(task, args, given, figure):
     for name in [figure] if figure else task.grids[args.scale]:
         if trials := grid(task, args, given, name):
             found[name] = [(flags, bound.folder) for flags, _, bound in trials]
-    report.show(task, args.scale, some(found, figure), Path(args.out))
+    finished = tables.print_figures(task, args.scale, some(found, figure), Path(args.out))
+    if not finished and (line := other_scales([task], args.out, [args.scale])):
+        print(f"\n{line}")
 
 
 def run(task, args, given, argv, stop):
