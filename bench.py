@@ -15,6 +15,7 @@ steps before; times are medians. What a part of the suite gains: --engine torch 
 """
 
 from suite import cli, files, flags, machine
+from suite.tables import aligned
 from suite.trial import Trial
 
 import argparse
@@ -28,7 +29,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-import report
 from common import Refused
 from reverse import Reverse
 
@@ -153,7 +153,7 @@ def table(content):
             title = f"{name}, batch {found['batch']}" if variant == "plain" else ""
             times = f"{ms:.3g} [{min(x['ms']):.3g}, {max(x['ms']):.3g}]", f"{plain / ms:.2f}"
             rows.append([title, variant, *times, f"{ms * PAPER_ITERATIONS / 3.6e6:.2f}"])
-    return [made_on(content), f"medians [least, most] of {content['repeats']}", "", *report.columns(rows)]
+    return [made_on(content), f"medians [least, most] of {content['repeats']}", "", *aligned(rows)]
 
 
 def run(args, more, device, tasks):

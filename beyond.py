@@ -7,9 +7,19 @@ python reverse.py --scale quick --all clocks            # that it is smooth, tha
 python reverse.py --scale quick --all models-of-today   # recurrences of 2023 and 2024
 """
 
+from suite.claims import (
+    ACCURACY,
+    NO_GAIN,
+    SIN,
+    Claim,
+    Figure,
+    accuracy,
+    gains,
+    helps,
+    name_of,
+    uniform_chance,
+)
 from suite.flags import SEEDS, WITH_DUP, cross
-
-from report import ACCURACY, SIN, Claim, Figure, accuracy, gains, helps, name_of
 
 SHARED = ["amplitude", "phases", "clocks", "models-of-today"]
 EVERY = ["bands", *SHARED]
@@ -38,10 +48,11 @@ def grids(cell, names):
 def points(flag=None):
     """Curves that are points side by side, each with the name of its encoding and its value of the flag."""
 
-    def curves(flags, metrics):
+    def curves(outcome):
+        flags = outcome.flags
         value = flags.get(flag)
         name = flags["pe"] if value is None else f"{flags['pe']}\n{WORDS.get(value, value)}"
-        yield name_of(flags["model"]), flags["pe"], {name: accuracy(metrics)}
+        yield name_of(flags["model"]), flags["pe"], {name: accuracy(outcome)}
 
     return curves
 
@@ -59,7 +70,7 @@ def figures(names, task):
     found = {}
     for name in names:
         what, x, flag = FIGURES[name]
-        found[name] = Figure(f"{task}: {what}", ACCURACY, x, points(flag), beyond=True)
+        found[name] = Figure(f"{task}: {what}", ACCURACY, x, points(flag), beyond=True, chance=uniform_chance)
     return found
 
 
@@ -92,7 +103,7 @@ for figure, what, trials in ALONE:
     CLAIMS += gains(figure, f"{what} helps", trials)
 for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
     text = f"learned vectors are not better than sin, both of length {length['amplitude']:g}"
-    CLAIMS += [Claim("amplitude", text, accuracy, dict(pe="learned") | length, sin(**length), no_gain=True)]
+    CLAIMS += [Claim("amplitude", text, accuracy, dict(pe="learned") | length, sin(**length), margin=NO_GAIN)]
 CLAIMS += helps("models-of-today", "{model}", per="model")
 
 

@@ -575,16 +575,3 @@ def damerau_levenshtein(a, b):
         table[i] = running(np.minimum, table[i] - columns) + columns
         last_row[match] = i
     return table[-1, -1]
-
-
-def bootstrap_resamples(values, seed=0, resamples=10_000):
-    """Means of `resamples` draws with replacement from the values."""
-    values = np.asarray(values, dtype=np.float64)
-    return np.random.default_rng(seed).choice(values, (resamples, len(values))).mean(axis=1)
-
-
-def bootstrap_interval(values):
-    """95% percentile interval of the mean; None with fewer than two values."""
-    return (
-        tuple(np.percentile(bootstrap_resamples(values), [2.5, 97.5]).tolist()) if len(values) > 1 else None
-    )

@@ -19,7 +19,8 @@ those of the first 16,384 tokens of the validation text.
 At full size a trial is for a GPU; at quick scale it takes about a minute on one core of an AMD EPYC.
 """
 
-from suite import cli, fast, files, machine
+from suite import cli, fast, files, machine, tables
+from suite.claims import Claim, Figure, metric
 from suite.flags import AT_LEAST_2, COUNT, cross
 from suite.task import Task
 from suite.trial import refuse_other_flags
@@ -28,7 +29,6 @@ import functools
 import hashlib
 import math
 import re
-from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +37,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-import report
 from common import Episode, Refused
 from lm_wikitext import fetch
-from report import Claim, Figure
 
 ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 DATA = "data/tinyshakespeare.txt"
@@ -262,31 +260,36 @@ GRIDS = {
     "smoke": grids(range(1), dict(heads=2, layers=2), [2, 4], [1, 2], [4, 8]),
 }
 
-perplexity = itemgetter("valid_perplexity")
+perplexity, train_perplexity = metric("valid_perplexity"), metric("train_perplexity")
 
 
-def nats_per_character(metrics):
-    return math.log(metrics["valid_perplexity"]) * metrics["valid_tokens"] / metrics["valid_characters"]
+def nats_per_character(outcome):
+    found = outcome.metrics
+    return math.log(found["valid_perplexity"]) * found["valid_tokens"] / found["valid_characters"]
 
 
-def near(metrics):
-    scores = metrics["score_by_distance"]
-    return np.mean(scores[1 : 1 + max(1, len(scores) // 8)])
+def near(outcome):
+    scores = outcome.metrics["score_by_distance"]
+    return float(np.mean(scores[1 : 1 + max(1, len(scores) // 8)]))
 
 
-def far(metrics):
-    scores = metrics["score_by_distance"]
-    return np.mean(scores[len(scores) // 2 :])
+def far(outcome):
+    scores = outcome.metrics["score_by_distance"]
+    return float(np.mean(scores[len(scores) // 2 :]))
 
 
-SWEPT = {"validation perplexity": perplexity, "seconds": itemgetter("seconds")}
-BASIC = {"train perplexity": itemgetter("train_perplexity")} | SWEPT
-COUNTS = {
-    "types": itemgetter("types"),
-    "training tokens": itemgetter("train_tokens"),
-    "tokens per type": lambda metrics: metrics["train_tokens"] / metrics["types"],
-    "validation nats per character": nats_per_character,
-}
+def seconds(outcome):
+    return outcome.seconds
+
+
+def tokens_per_type(outcome):
+    return outcome.metrics["train_tokens"] / outcome.metrics["types"]
+
+
+SWEPT = {"validation perplexity": perplexity, "seconds": seconds}
+BASIC = {"train perplexity": train_perplexity} | SWEPT
+COUNTED = {"types": metric("types"), "training tokens": metric("train_tokens")}
+PER_TEXT = {"tokens per type": tokens_per_type, "validation nats per character": nats_per_character}
 NEAR_AND_FAR = {"score at distances 1..T/8": near, "score at distances T/2..T-1": far}
 DOCUMENT = {  # train perplexity, validation perplexity, seconds
     "learned": "5.24 6.13 102.39",
@@ -304,32 +307,27 @@ def compared(flags):
     return flags.get("tokenizer", flags["pe"])
 
 
-def table(cells, scale, document=None, more=None):
-    """A line per cell, means over seeds, and beside them `document`'s if size and text are the same."""
-    texts = {metrics["text"]["text_sha256"] for metrics in cells.finished()}
-    rows = []
-    for cell, trials in cells.groups().items():
-        if not (values := trials.values(perplexity)):
-            continue
-        row = {k: str(v) for k, v in cell} | {"n": str(len(values))}
-        for name, metric in (BASIC | (more or {})).items():
-            found = trials.values(metric)
-            row[name] = f"{np.mean(found):,.{0 if isinstance(found[0], int) else 2}f}"
-        interval = common.bootstrap_interval(values)
-        row["95% interval of validation"] = "[{:.4f}, {:.4f}]".format(*interval) if interval else "-"
-        row["validation of each seed"] = " ".join(f"{v:.4f}" for v in values)
-        if document and scale == "paper" and texts == {SHA256}:
-            row["document: train, validation, seconds"] = document.get(compared(row), "-")
-        rows.append(row)
-    return ["", *report.columns([list(rows[0]), *(list(row.values()) for row in rows)], "  ")]
+def columns(outcomes, scale, document=None, counted=(), per_text=()):
+    """Means over seeds, and beside them `document`'s if size and text are the same."""
+    found = {"n": tables.count}
+    found |= {name: tables.mean(BASIC[name], 2) for name in BASIC}
+    found |= {name: tables.mean(COUNTED[name], 0) for name in counted}
+    found |= {name: tables.mean(PER_TEXT[name], 2) for name in per_text}
+    found["95% bootstrap interval of validation"] = tables.interval(perplexity)
+    found["validation of each seed"] = tables.of_each(perplexity)
+    texts = {one.config.get("text_sha256") for one in outcomes.finished()}
+    if document and scale == "paper" and texts == {SHA256}:
+        there = lambda trials: document.get(compared(trials.trials[0][0]), "-")
+        found["document: train, validation, seconds"] = there
+    return [found]
 
 
-def loss(flags, metrics):
-    yield "training", compared(flags), dict(zip(metrics["curve"]["iteration"], metrics["curve"]["loss"]))
+def loss(outcome):
+    yield "training", compared(outcome.flags), dict(zip(outcome.curve["iteration"], outcome.curve["loss"]))
 
 
-def scores(flags, metrics):
-    yield "validation text", flags["pe"], dict(enumerate(metrics["score_by_distance"]))
+def scores(outcome):
+    yield "validation text", outcome.flags["pe"], dict(enumerate(outcome.metrics["score_by_distance"]))
 
 
 BEST = [
@@ -340,17 +338,29 @@ ALIKE = [
     "  Here the three share one model. The document's characters are its run of 6 layers and 6 heads, the",
     "  others of 16 and 2: that they take 2.8 and 2.6 times as long is not the tokenizer's doing alone.",
 ]
-TABLE = dict(x="iteration", curves=loss, y="loss", curve=True)
-TABLE1 = functools.partial(table, document=DOCUMENT)
-TABLE2 = functools.partial(table, document=DOCUMENT, more=COUNTS)
-SWEEP = dict(table=table, note=lambda cells: BEST)
+NAMES = {  # of the legend
+    "none": "none: no encoding",
+    "learned": "learned: a table, added",
+    "sin": "sin: sinusoid, added",
+    "rotary": "rotary: turns queries, keys",
+    "layernorm-learned": "layernorm-learned",
+    "char": "characters",
+    "word": "words",
+    "bpe": "byte pairs",
+}
+LOSS = dict(x="iteration", curves=loss, y="loss", curve=True, zero=False, names=NAMES)
+TABLE1 = functools.partial(columns, document=DOCUMENT)
+TABLE2 = functools.partial(columns, document=DOCUMENT, counted=COUNTED, per_text=PER_TEXT)
+TOKENS = BASIC | COUNTED | PER_TEXT
+SWEEP = dict(tables=columns, note=lambda *_: BEST, zero=False)
+DECAY = dict(x="distance", curves=scores, y="mean q.k / sqrt(d)", zero=False, names=NAMES)
 FIGURES = {
-    "table1": Figure("Positional encodings", BASIC, table=TABLE1, **TABLE),
+    "table1": Figure("Positional encodings", BASIC, tables=TABLE1, **LOSS),
     "heads": Figure("Attention heads", SWEPT, "heads", **SWEEP),
     "layers": Figure("Layers", SWEPT, "layers", **SWEEP),
     "context": Figure("Context", SWEPT, "context", **SWEEP),
-    "table2": Figure("Tokenizers", BASIC, table=TABLE2, note=lambda cells: ALIKE, **TABLE),
-    "decay": Figure("Attention score by distance", NEAR_AND_FAR, "distance", scores, "mean q.k / sqrt(d)"),
+    "table2": Figure("Tokenizers", TOKENS, tables=TABLE2, note=lambda *_: ALIKE, **LOSS),
+    "decay": Figure("Attention score by distance", NEAR_AND_FAR, **DECAY),
 }
 
 ROTARY, LEARNED, SIN, NORMED = (dict(pe=pe) for pe in ("rotary", "learned", "sin", "layernorm-learned"))
@@ -370,7 +380,7 @@ CLAIMS = [  # what is worse has the higher perplexity
     Claim("table2", "byte pairs are worse than characters, per token", perplexity, BPE, CHAR),
     Claim("table2", "byte pairs are worse than characters, per character", nats_per_character, BPE, CHAR),
     Claim("decay", "scores fall with distance under rotary", near, ROTARY, ROTARY, than=far),
-    *(Claim("decay", FLAT, near, pe, pe, far, where=pe, no_gain=True) for pe in (LEARNED, SIN, NORMED)),
+    *(Claim("decay", FLAT, near, pe, pe, far, where=pe, margin="0.1") for pe in (LEARNED, SIN, NORMED)),
 ]
 
 # ------------------------------------------------------------------------------------------------------------

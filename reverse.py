@@ -16,6 +16,22 @@ Departs from the paper where that is silent: gradients are clipped, as in the re
 """
 
 from suite import cli
+from suite.claims import (
+    ACCURACY,
+    BOTH_METRICS,
+    NO_GAIN,
+    NONE,
+    SIN,
+    Claim,
+    Figure,
+    accuracy,
+    dup_does_not_help,
+    grows,
+    helps,
+    helps_at_largest,
+    name_of,
+    uniform_chance,
+)
 from suite.flags import BOTH, CONTROLLED, CONTROLS, COUNT, SEEDS, SMOKE, WITH_DUP, cross
 from suite.task import Task
 
@@ -29,9 +45,7 @@ import torch.nn.functional as F
 
 import beyond
 import common
-import report
 from common import Episode, Refused, count_sequences, distinct_rows, random_bits, scale_bits, uniform_integers
-from report import ACCURACY, BOTH_METRICS, NONE, SIN, Claim, Figure, accuracy
 
 KINDS = ("frequent", "rare")
 CONDITIONS = [f"{target}/{disturbants}" for target in KINDS for disturbants in KINDS]
@@ -122,45 +136,53 @@ GRIDS = {
 def retrieval(*conditions, first=0.0, last=1.0):
     """Mean accuracy over conditions and a part of the target's positions (as fractions of L)."""
 
-    def metric(metrics):
-        found = [metrics["by_condition"][c] for c in conditions]
+    def metric(outcome):
+        found = [outcome.metrics["by_condition"][c] for c in conditions]
         return float(np.mean([x[round(first * len(x)) : round(last * len(x))] for x in found]))
 
     return metric
 
 
 def worst(*metrics):
-    return lambda trial_metrics: min(metric(trial_metrics) for metric in metrics)
+    return lambda outcome: min(metric(outcome) for metric in metrics)
 
 
-def by_position(flags, metrics):
-    for condition, values in metrics["by_condition"].items():
-        panel = f"{report.name_of(flags['model'])}, {condition} (target/disturbants)"
-        yield panel, flags["pe"], dict(enumerate(values, 1))
+def by_position(outcome):
+    for condition, values in outcome.metrics["by_condition"].items():
+        panel = f"{name_of(outcome.flags['model'])}, {condition} (target/disturbants)"
+        yield panel, outcome.flags["pe"], dict(enumerate(values, 1))
 
 
-def by_length(flags, metrics):
-    yield report.name_of(flags["model"]), flags["pe"], {int(n): x for n, x in metrics["by_length"].items()}
+def by_length(outcome):
+    points = {int(n): x for n, x in outcome.metrics["by_length"].items()}
+    yield name_of(outcome.flags["model"]), outcome.flags["pe"], points
 
 
-def by_training(flags, metrics):
+def by_training(outcome):
+    flags = outcome.flags
     x = f"{flags['pe']}\n{flags['iterations']:,} x {flags['batch']}"
-    yield report.name_of(flags["model"]), flags["pe"], {x: accuracy(metrics)}
+    yield name_of(flags["model"]), flags["pe"], {x: accuracy(outcome)}
 
 
 UNLIKE = "  vectors of length 1, but learned ones start at the root of --embed; at equal lengths: `amplitude`"
 RETRIEVAL = {f"accuracy, {c} (target/disturbants)": retrieval(c) for c in CONDITIONS}
+BY_VOCAB = dict(x="vocab", training=True, chance=uniform_chance)
+POSITION = "position of the target in the input (1: read first)"
 FIGURES = {
-    "fig2": Figure("Reverse ordering", BOTH_METRICS, "vocab"),
-    "fig2-full": Figure("Reverse ordering, all three models", ACCURACY, "vocab"),
-    "fig2-longer": Figure("Reverse ordering, twice as long", BOTH_METRICS, "vocab"),
-    "fig3": Figure("Reverse ordering, Frequent and Rare integers", RETRIEVAL, "target position", by_position),
+    "fig2": Figure("Reverse ordering", BOTH_METRICS, **BY_VOCAB),
+    "fig2-full": Figure("Reverse ordering, all three models", ACCURACY, **BY_VOCAB),
+    "fig2-longer": Figure("Reverse ordering, twice as long", BOTH_METRICS, **BY_VOCAB),
+    "fig3": Figure("Reverse ordering, Frequent and Rare integers", RETRIEVAL, POSITION, by_position),
     "fig11": Figure("Reverse ordering, variable length", BOTH_METRICS, "input length", by_length),
     "fig12": Figure("Reverse ordering, the embedding twice", BOTH_METRICS, "pe"),
-    "fig13": Figure("Reverse ordering, other encodings", BOTH_METRICS, "pe", note=lambda cells: [UNLIKE]),
+    "fig13": Figure("Reverse ordering, other encodings", BOTH_METRICS, "pe", note=lambda *_: [UNLIKE]),
     "fig14": Figure("Other encodings, variable length", BOTH_METRICS, "input length", by_length),
     "section4.1": Figure(
-        "More iterations, larger batches", ACCURACY, "encoding, iterations x batch", by_training
+        "More iterations, larger batches",
+        ACCURACY,
+        "encoding, iterations x batch",
+        by_training,
+        chance=uniform_chance,
     ),
 } | beyond.figures(beyond.SHARED, "Reverse ordering")
 
@@ -188,35 +210,51 @@ LSTM_EARLY = "vanilla LSTM among Rare disturbants is worse in the first quarter 
 S4D_SECOND = "vanilla S4D among Rare disturbants is worse in the second quarter than in the"
 GRU, LSTM, S4D = (dict(model=name) for name in ("gru", "lstm", "s4d"))
 BASE = dict(iterations=min, batch=min)
+
+
+def claims_of_fig2(figure, primary=False, growth=True):
+    """What the clock does to each model, over all vocabularies."""
+    degrades = Claim(figure, DEGRADES, accuracy, NONE | SMALL, NONE | LARGE, per="model")
+    return [degrades, *helps_at_largest(figure, primary), *(grows(figure, primary) if growth else [])]
+
+
+def at_scales(scales, claims):
+    return [replace(claim, scales=scales) for claim in claims]
+
+
+# Primary: the title's finding in the figure of each scale that has all three models; what explains it in the
+# LSTM, the model of Fig. 3 at every scale.
 CLAIMS = [
-    Claim("fig2", DEGRADES, accuracy, NONE | SMALL, NONE | LARGE, per="model"),
-    *report.helps_at_largest("fig2"),
-    *(replace(claim, scales=PAPER) for claim in report.grows("fig2")),
+    *at_scales(("paper", "desk"), claims_of_fig2("fig2", primary=True)),
+    *at_scales(("quick", "smoke"), claims_of_fig2("fig2", growth=False)),
+    *claims_of_fig2("fig2-full", primary=True),
+    *claims_of_fig2("fig2-longer"),
     Claim("fig2", ABOVE_95, accuracy, SIN, 0.95, where=GRU, scales=PAPER),
     Claim("fig2", ABOVE_95, accuracy, SIN, 0.95, where=LSTM, scales=PAPER),
-    Claim("fig3", RARE_HURTS, FREQUENT_ALONE, NONE, NONE, than=AMONG, per="model"),
+    Claim("fig3", RARE_HURTS, FREQUENT_ALONE, NONE, NONE, than=AMONG, where=GRU),
+    Claim("fig3", RARE_HURTS, FREQUENT_ALONE, NONE, NONE, than=AMONG, where=LSTM, primary=True),
+    Claim("fig3", RARE_HURTS, FREQUENT_ALONE, NONE, NONE, than=AMONG, where=S4D),
     Claim("fig3", NOT_RARITY, RARE_TARGET, NONE, NONE, than=AMONG, per="model"),
-    *report.helps("fig3", "{model} among Rare disturbants", AMONG_ANY, per="model"),
+    *helps("fig3", "{model} among Rare disturbants", AMONG_ANY, per="model"),
     Claim("fig3", LSTM_EARLY, AFTER, NONE, NONE, than=FIRST, where=LSTM),
     Claim("fig3", NEARLY_PERFECT, NEARLY, SIN, 0.95, where=GRU, scales=PAPER),
     Claim("fig3", ALWAYS_95, EVERYWHERE, SIN, 0.95, where=LSTM, scales=PAPER),
     Claim("fig3", f"{S4D_SECOND} first quarter", FIRST, NONE, NONE, than=SECOND, where=S4D),
     Claim("fig3", f"{S4D_SECOND} second half", HALF, NONE, NONE, than=SECOND, where=S4D),
-    *report.helps("fig11", "at varying length"),
-    *report.DUP_CLAIMS,
-    Claim("section4.1", LONGER, accuracy, NONE | BASE | dict(iterations=max), NONE | BASE, no_gain=True),
+    *helps("fig11", "at varying length"),
+    *dup_does_not_help("fig12"),
+    *helps("fig12"),
+    Claim("section4.1", LONGER, accuracy, NONE | BASE | dict(iterations=max), NONE | BASE, margin=NO_GAIN),
     Claim("section4.1", MORE_THAN, accuracy, SIN | BASE, NONE | BASE | dict(iterations=max)),
-    Claim("section4.1", LARGER, accuracy, NONE | BASE | dict(batch=max), NONE | BASE, no_gain=True),
+    Claim("section4.1", LARGER, accuracy, NONE | BASE | dict(batch=max), NONE | BASE, margin=NO_GAIN),
 ]
-for figure in ("fig13", "fig14"):
+for figure, at in (("fig13", ""), ("fig14", " at varying length")):
     CLAIMS += [
-        Claim(figure, "random vectors help", accuracy, RANDOM, NONE),
-        Claim(figure, "learned vectors help", accuracy, LEARNED, NONE),
-        Claim(figure, "sin is better than random", accuracy, SIN, RANDOM),
-        Claim(figure, "sin is better than learned", accuracy, SIN, LEARNED),
+        Claim(figure, f"random vectors help{at}", accuracy, RANDOM, NONE),
+        Claim(figure, f"learned vectors help{at}", accuracy, LEARNED, NONE),
+        Claim(figure, f"sin is better than random{at}", accuracy, SIN, RANDOM),
+        Claim(figure, f"sin is better than learned{at}", accuracy, SIN, LEARNED),
     ]
-at_quick_scale = [claim for claim in CLAIMS if claim.figure == "fig2" and "quick" in claim.scales]
-CLAIMS += [*(replace(claim, figure="fig2-full") for claim in at_quick_scale), *report.grows("fig2-full")]
 CLAIMS += beyond.claims(beyond.SHARED)
 
 # ------------------------------------------------------------------------------------------------------------

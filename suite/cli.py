@@ -3,7 +3,7 @@
 raise SystemExit(cli.main(Task))      # at the end of a script; Task is a subclass of suite.task.Task
 """
 
-from suite import flags, machine
+from suite import flags, machine, tables
 from suite.flags import Listed
 from suite.progress import Live, duration, say
 from suite.trial import FAILED, RUNNING_ELSEWHERE, STOPPED, Stop, Trial, train
@@ -22,7 +22,6 @@ import threading
 import time
 from pathlib import Path
 
-import report
 from common import Refused
 
 # What takes long has been imported, see __init__.py.
@@ -216,7 +215,26 @@ def show(task, args, given, figure):
     figures = [figure] if figure else task.grids[args.scale]
     trials = {name: flags.grid(task, args, given, name) for name in figures}
     found = {name: [(one.flags, one.task.folder) for one in some] for name, some in trials.items() if some}
-    report.show(task, args.scale, found, Path(args.out))
+    finished = tables.print_figures(task, args.scale, found, Path(args.out))
+    if not finished and (line := other_scales([task], args.out, [args.scale])):
+        print(f"\n{line}")
+
+
+def other_scales(tasks, out, scales):
+    """A line about the finished trials of other scales where these have none, else an empty one."""
+    counts = {}
+    for one in dict.fromkeys(name for task in tasks for name in task.scales):
+        paths = set()  # figures share trials
+        for task in tasks:
+            for figure, trials in flags.campaign(task, out, one).items():
+                paths |= {trial.task.folder / task.figures[figure].file for trial in trials}
+        counts[one] = sum(path.exists() for path in paths)
+    others = [name for name, count in counts.items() if count]
+    if not others or any(counts.get(scale) for scale in scales):
+        return ""
+    found = " and ".join(f"{counts[name]} of {name} scale are" for name in others)
+    words = " or ".join(f"--scale {name}" for name in others)
+    return f"no trial of {' or '.join(scales)} scale is finished in {out}; {found}: {words}"
 
 
 def run(task, args, given, argv, stop):

@@ -300,4 +300,4 @@ def campaign(task, out, scale):
     if scale not in task.scales:
         return {}
     args, given = parse(task, ["--out", str(out), "--scale", scale])
-    return {figure: grid(task, args, given, figure) for figure in task.grids[scale]}
+    return {figure: grid(task, args, given, figure) for figure in task.grids.get(scale, {})}

@@ -22,7 +22,7 @@ def say_once(text):
 
 
 def duration(seconds):
-    return str(datetime.timedelta(seconds=round(seconds)))
+    return str(datetime.timedelta(seconds=round(seconds))) if 0 <= seconds < 1e10 else "unknown"
 
 
 def in_words(seconds):

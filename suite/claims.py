@@ -1,0 +1,462 @@
+"""Figures and claims, rows of data beside the task that they are about, and the statistics that judge them.
+
+A `Figure` says what one trial contributes, a `Claim` what the paper says about them. A claim's verdict is
+that of a t test: `yes` where the 95% interval of the difference lies above zero, `no` where it lies below
+(the opposite is shown), else `undecided`. Primary claims, the paper's own sentences, are corrected for being
+several (Holm); all others are exploratory.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+
+SCALES = ["paper", "desk", "quick", "smoke"]
+YES, NO, UNDECIDED, TOO_FEW = "yes", "no", "undecided", "not enough trials"
+ENOUGH = 3  # trials on each side of a claim
+LEVEL = 0.025  # of each of the two directions: together a 95% interval
+MOST_PRIMARY = 10  # primary claims of a scale
+
+
+def name_of(model):
+    return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Figures, and the trials that they show
+# ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Figure:
+    """Drawn with a panel per model and metric and in it a line per encoding over the flag `x`; or, with
+    `curves`, with the lines (panel, line, {x: y}) that curves(outcome) yields for every trial."""
+
+    title: str
+    metrics: dict  # name -> function of an Outcome that gives one number
+    x: str  # a flag; with `curves` what their x is, in words
+    curves: Callable | None = None
+    y: str = "token accuracy"  # of the curves
+    file: str = "result.json"  # or stability.json, whose metrics stand at its top level
+    curve: bool = False  # needs curve.csv too
+    training: bool = False  # a second picture, from curve.csv: accuracy against iterations
+    zero: bool = True  # the y axes begin at zero
+    log_y: bool = False
+    chance: Callable | None = None  # chance(K, L): the accuracy of a model without memory
+    names: dict | None = None  # of the legend's lines, where they are not those of a recurrent model
+    tables: Callable | None = None  # tables(outcomes, scale) -> [{heading: column}]; else one per metric
+    note: Callable | None = None  # note(outcomes, scale) -> lines to stand below the verdicts
+    beyond: bool = False  # the paper; in RESULTS.md below all that is of it
+
+    def lines(self, outcome):
+        """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
+        if self.curves:
+            return [(panel, self.y, line, points) for panel, line, points in self.curves(outcome)]
+        flags = outcome.flags
+        panel, line, x = name_of(flags.get("model", "")), flags["pe"], flags[self.x]
+        return [(panel, name, line, {x: metric(outcome)}) for name, metric in self.metrics.items()]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a report reads of a finished trial."""
+
+    flags: dict  # the grid's
+    metrics: dict
+    config: dict = field(default_factory=dict)  # every flag that changes the result
+    about: dict = field(default_factory=dict)  # the whole file: device, commit, versions
+    seconds: float = 0.0
+    text: tuple = ()  # fingerprints of the files that it read
+    curve: dict = field(default_factory=dict)  # {column: [values]} of curve.csv, where a figure asks for it
+
+
+class Outcomes:
+    """The trials of a grid, [(flags, Outcome or None)], and what tables and claims ask of them."""
+
+    def __init__(self, trials):
+        self.trials = trials
+
+    def where(self, **flags):
+        """Those with these flags; a value of min or max stands for the smallest or largest of the grid."""
+        for k, v in flags.items():
+            flags[k] = v({f[k] for f, _ in self.trials}) if callable(v) and self.trials else v
+        return Outcomes([t for t in self.trials if all(t[0].get(k) == v for k, v in flags.items())])
+
+    def finished(self):
+        return [outcome for _, outcome in self.trials if outcome]
+
+    def values(self, metric):
+        return [float(metric(outcome)) for outcome in self.finished()]
+
+    def cells(self):
+        """{flags without the seed: Outcomes}, in the order of the grid."""
+        found = {}
+        for flags, outcome in self.trials:
+            cell = tuple((k, v) for k, v in flags.items() if k != "seed")
+            found.setdefault(cell, Outcomes([])).trials.append((flags, outcome))
+        return found
+
+    def texts(self):
+        """How many finished trials read each text; trials of different ones are not compared."""
+        return Counter(outcome.text for outcome in self.finished())
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Statistics
+# ------------------------------------------------------------------------------------------------------------
+
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)
+
+
+def t_tail(t, freedom):
+    """The chance that Student's t exceeds `t`.
+
+    With t = sqrt(freedom) tan(angle) its density is cos(angle) ** (freedom - 1), but for a factor.
+    """
+    start = np.arctan(t / np.sqrt(freedom))
+
+    def integral(low, high):
+        angles = (low + high) / 2 + (high - low) / 2 * NODES
+        return (high - low) / 2 * (WEIGHTS * np.cos(angles) ** (freedom - 1)).sum()
+
+    return float(integral(start, np.pi / 2) / (2 * integral(0, np.pi / 2)))
+
+
+@cache
+def t_quantile(tail, freedom):
+    """The t that Student's t exceeds with this chance, below one half: halving an interval of angles."""
+    low, high = 0.0, np.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        t = np.sqrt(freedom) * np.tan(middle)
+        low, high = (middle, high) if t_tail(t, freedom) > tail else (low, middle)
+    return float(np.sqrt(freedom) * np.tan(low))
+
+
+def bootstrap_resamples(values, seed=0, resamples=10_000):
+    """Means of `resamples` draws with replacement from the values."""
+    values = np.asarray(values, dtype=np.float64)
+    return np.random.default_rng(seed).choice(values, (resamples, len(values))).mean(axis=1)
+
+
+def bootstrap_interval(values):
+    """The paper's interval of a mean, 95% percentile bootstrap; None with fewer than two values."""
+    if len(values) < 2:
+        return None
+    return tuple(np.percentile(bootstrap_resamples(values), [2.5, 97.5]).tolist())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two means, or of two gains, as a t test sees it."""
+
+    better: float
+    worse: float
+    counts: tuple  # trials on either side
+    error: float  # standard error of the difference
+    freedom: float  # degrees of freedom of that error
+    over: str = ""  # what it is compared with, where a claim has several controls
+
+    @property
+    def value(self):
+        return self.better - self.worse
+
+    def above(self, threshold=0.0):
+        """p-value: the chance of a difference so large if the true one were not above the threshold."""
+        return self.tail(self.value - threshold)
+
+    def below(self, threshold=0.0):
+        return self.tail(threshold - self.value)
+
+    def tail(self, distance):
+        if self.error == 0:  # all values of every sample are the same
+            return 0.0 if distance > 0 else 1.0
+        return t_tail(distance / self.error, self.freedom)
+
+    def interval(self):
+        """95%; where no sample has any spread, the difference alone."""
+        reach = t_quantile(LEVEL, self.freedom) * self.error
+        return self.value - reach, self.value + reach
+
+
+def difference(better, worse):
+    """Welch's t of two lists of samples. The second sample of a list is a base: its mean is taken off.
+
+    The degrees of freedom are Welch's and Satterthwaite's, for a difference of differences too.
+    """
+    means = [float(np.mean(side[0]) - sum(np.mean(base) for base in side[1:])) for side in (better, worse)]
+    return Difference(*means, (len(better[0]), len(worse[0])), *spread(*better, *worse))
+
+
+def paired_difference(better, worse):
+    """Paired t: two numbers of the same trials."""
+    counts = len(better), len(worse)
+    return Difference(
+        float(np.mean(better)), float(np.mean(worse)), counts, *spread(np.subtract(better, worse))
+    )
+
+
+def spread(*samples):
+    """-> (standard error, degrees of freedom) of a sum or difference of the samples' means."""
+    squares = np.array([np.var(sample, ddof=1) / len(sample) for sample in samples])
+    each = np.array([len(sample) - 1 for sample in samples])
+    total = squares.sum()
+    shares = squares / total if total > 0 else each / each.sum()
+    return float(np.sqrt(total)), float(1 / (shares**2 / each).sum())
+
+
+def holm(p_values, family):
+    """Holm's correction, where p_values are some of a family's; the others count as 1."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (family - rank) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Claims and their verdicts
+# ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper about a figure: trials with the flags `better` are above those with `worse`.
+
+        Claim("fig2", "the encoding helps {model} at the largest vocabulary", accuracy,
+              better=SIN | dict(vocab=max), worse=NONE | dict(vocab=max), per="model")
+
+    `min` or `max` as a flag's value stands for the smallest or largest among the trials that it is about. Of
+    edit distances and perplexities, the trials that should have the larger ones are `better`.
+
+    With `controls` it must be true of `worse` and of a control: the first of them that has run. Its p-value
+    is the larger of the two, and the numbers are those of that comparison.
+
+    With a margin it claims that there is no gain: `yes` where the interval lies within the margin (two
+    one-sided tests) or below zero (a loss is no gain), `no` where it lies above zero.
+    """
+
+    figure: str
+    text: str  # {model}, {vocab}, ... stand for the values in `where` and of `per`
+    metric: Callable  # an Outcome -> a number
+    better: dict  # flags that leave one cell
+    worse: dict | float  # flags; or a number, and the mean of every cell of `better` is above it
+    than: Callable | None = None  # the metric of `worse`, where it is another; of the same trials, in pairs
+    where: dict = field(default_factory=dict)  # the trials it is about
+    over: dict | None = None  # flags: what is compared are gains over the trials that differ in these
+    controls: tuple = ()  # flags, each of which replaces those of `worse`, or of `over` where that is given
+    per: str = ""  # a flag: one claim for each of its values in the grid
+    margin: str = ""  # claims no gain: of so much, such as "0.02", or "1%" of the mean of `worse`
+    primary: bool = False  # one of the few that are corrected for being several
+    scales: tuple = tuple(SCALES)  # an absolute number is claimed at paper scale only
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the trials say of a claim."""
+
+    claim: Claim
+    difference: Difference | None = None  # None: not enough trials
+    why: str = ""  # there are not enough
+    shown: float = 1.0  # p-value of the claim, one-sided
+    opposite: float = 1.0  # and of its opposite
+
+    @property
+    def word(self):
+        if self.difference is None:
+            return TOO_FEW
+        if self.opposite <= LEVEL:
+            return NO
+        return YES if self.shown <= LEVEL else UNDECIDED
+
+    @property
+    def numbers(self):
+        if self.difference is None:
+            return self.why
+        d, p = self.difference, min(1.0, 2 * min(self.shown, self.opposite))
+        n, m = (f" (n={count})" if count else "" for count in d.counts)
+        low, high = d.interval()
+        over = f"over {d.over}: " if d.over else ""
+        means = f"{over}{d.better:.4f}{n} against {d.worse:.4f}{m}"
+        margin = f", margin {self.claim.margin}" if self.claim.margin else ""
+        p_value = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+        return f"{means}, difference {d.value:+.4f} [{low:+.4f}, {high:+.4f}]{margin}, {p_value}"
+
+
+def expand(claim, outcomes):
+    """The claims that one row stands for in a grid: one per value of `per`, with the text filled in."""
+    sides = [side for side in (claim.better, claim.worse) if isinstance(side, dict)]
+    for value in dict.fromkeys(flags.get(claim.per) for flags, _ in outcomes.where(**claim.where).trials):
+        where = claim.where | ({claim.per: value} if claim.per else {})
+        if all(outcomes.where(**where).where(**side).trials for side in sides):
+            words = {k: name_of(v) if k == "model" else v for k, v in where.items()}
+            yield replace(claim, text=claim.text.format(**words), where=where, per="")
+
+
+def judge(claim, outcomes):
+    """The Verdict on a claim without `per`, before any correction."""
+    about = outcomes.where(**claim.where)
+    if not isinstance(claim.worse, dict):
+        return decided(claim, *against_number(claim, about))
+    found, why = compare(claim, about)
+    differences = [found]
+    if claim.controls:
+        (control, other, lacking), usual = with_control(claim, about), pe_of(claim)
+        names = f"{usual} and {control}" if control else usual
+        claim = replace(claim, text=f"{claim.text} (over {names})")
+        if control:
+            differences, why = [found and replace(found, over=usual), other], why or lacking
+    return decided(claim, differences, why)
+
+
+def decided(claim, differences, why):
+    """All differences have to show the claim: the largest p-value counts (intersection-union).
+
+    One is enough for the opposite, whose smallest p-value counts as often as there are differences.
+    """
+    if why:
+        return Verdict(claim, why=why)
+    shown, opposite = zip(*(p_values(claim, one) for one in differences))
+    worst = max(range(len(shown)), key=lambda i: (shown[i], -differences[i].value))
+    return Verdict(claim, differences[worst], "", shown[worst], min(1.0, len(shown) * min(opposite)))
+
+
+def p_values(claim, d):
+    """Of the claim and of its opposite, one-sided."""
+    if not claim.margin:
+        return d.above(), d.below()
+    percent = claim.margin.endswith("%")
+    margin = float(claim.margin[:-1]) / 100 * abs(d.worse) if percent else float(claim.margin)
+    within = max(d.above(-margin), d.below(margin))
+    return min(within, d.below()), d.above()
+
+
+def compare(claim, about):
+    """-> (the Difference of the claim's two sides, why there is none)"""
+    better, worse = about.where(**claim.better), about.where(**claim.worse)
+    same = better.trials == worse.trials
+    if len(better.cells()) != 1 or (same and claim.than is None):
+        return None, "the grid has nothing to compare"
+    sides = [[better.values(claim.metric)], [worse.values(claim.than or claim.metric)]]
+    if claim.over is not None:
+        for side, flags in zip(sides, (claim.better, claim.worse)):
+            side.append(about.where(**flags | claim.over).values(claim.metric))
+    fewest = [min(map(len, side)) for side in sides]
+    if min(fewest) < ENOUGH:
+        return None, f"n = {fewest[0]} and {fewest[1]}"
+    if same:
+        return paired_difference(sides[0][0], sides[1][0]), ""
+    return difference(*sides), ""
+
+
+def with_control(claim, about):
+    """-> (name, Difference, why there is none) for the first control that has run.
+
+    A name of "" stands for a grid without any control: the claim is about `worse` alone.
+    """
+    found = []
+    for control in claim.controls:
+        if claim.over is None:
+            one, there = (
+                replace(claim, worse=claim.worse | control),
+                about.where(**claim.worse | control).trials,
+            )
+        else:
+            one = replace(claim, over=claim.over | control)
+            there = all(about.where(**side | control).trials for side in (claim.better, claim.worse))
+        if there:
+            d, why = compare(one, about)
+            found.append((control["pe"], d and replace(d, over=control["pe"]), why))
+    run = [one for one in found if one[1]]
+    return (run or found or [("", None, "")])[0]
+
+
+def pe_of(claim):
+    return (claim.worse if claim.over is None else claim.over)["pe"]
+
+
+def against_number(claim, about):
+    """-> (the Differences of all cells of `better` from the number, why there are none)"""
+    found = []
+    for cell, trials in about.where(**claim.better).cells().items():
+        values = trials.values(claim.metric)
+        if len(values) < ENOUGH:
+            return [], f"n = {len(values)} in a cell"
+        mean, words = float(np.mean(values)), " ".join(f"{k.replace('_', '-')} {v}" for k, v in cell)
+        found.append(Difference(mean, claim.worse, (len(values), 0), *spread(values), words))
+    return found, "" if found else "the grid has nothing to compare"
+
+
+def judge_all(claims, figure, scale, outcomes):
+    """The Verdicts on a figure's claims at a scale, before any correction."""
+    rows = [claim for claim in claims if claim.figure == figure and scale in claim.scales]
+    return [judge(claim, outcomes) for row in rows for claim in expand(row, outcomes)]
+
+
+def correct(verdicts, family):
+    """The same Verdicts: those on primary claims corrected by Holm for a family of so many."""
+    primary = [i for i, one in enumerate(verdicts) if one.claim.primary and one.difference]
+    shown = holm([verdicts[i].shown for i in primary], family)
+    opposite = holm([verdicts[i].opposite for i in primary], family)
+    verdicts = list(verdicts)
+    for i, p, q in zip(primary, shown, opposite):
+        verdicts[i] = replace(verdicts[i], shown=p, opposite=q)
+    return verdicts
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What several tasks report and claim
+# ------------------------------------------------------------------------------------------------------------
+
+
+def metric(name):
+    """The number of this name among a trial's metrics."""
+    return lambda outcome: outcome.metrics[name]
+
+
+accuracy, distance = metric("token_accuracy"), metric("damerau_levenshtein")
+ACCURACY = {"token accuracy": accuracy}
+BOTH_METRICS = ACCURACY | {"Damerau-Levenshtein distance": distance}
+NONE, SIN, DUP, CONSTANT = (dict(pe=pe) for pe in ("none", "sin", "dup", "constant"))
+CONTROLS = (CONSTANT, DUP)  # as many inputs without a clock, the fairer one first
+NO_GAIN = "0.02"  # of accuracy: a smaller one is none
+
+
+def uniform_chance(vocab, length):
+    """Of a model without memory, where every integer is as likely an answer."""
+    return 1 / vocab
+
+
+def gains(figure, text, better, metric=accuracy, per="", primary=False, **at):
+    """What a clock gains by itself: it is above none, and above as many inputs without a clock."""
+    row = Claim(figure, text, metric, better, NONE | at, controls=CONTROLS, per=per, primary=primary)
+    return [row]
+
+
+def helps(figure, whom="", metric=accuracy, per="", primary=False, **at):
+    return gains(figure, f"the encoding helps {whom}".strip(), SIN | at, metric, per, primary, **at)
+
+
+def helps_at_largest(figure, primary=False):
+    """... of every model at its largest vocabulary, and in edit distance too."""
+    where, large = "at the largest vocabulary", dict(vocab=max)
+    lowers = f"the encoding lowers {{model}}'s edit distance {where}"
+    return [
+        *helps(figure, f"{{model}} {where}", per="model", primary=primary, **large),
+        Claim(figure, lowers, distance, NONE | large, SIN | large, per="model"),
+    ]
+
+
+def grows(figure, primary=False):
+    """... more, the larger the vocabulary."""
+    text = "the encoding's help for {model} grows with the vocabulary"
+    small, large = SIN | dict(vocab=min), SIN | dict(vocab=max)
+    more = dict(over=NONE, controls=CONTROLS, per="model", primary=primary)
+    return [Claim(figure, text, accuracy, large, small, **more)]
+
+
+def dup_does_not_help(figure):
+    text = "as many parameters without a clock do not help (dup)"
+    return [Claim(figure, text, accuracy, DUP, NONE, margin=NO_GAIN)]

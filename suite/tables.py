@@ -1,0 +1,261 @@
+"""What is read of a trial, tables of many, and the lines that are printed of a figure."""
+
+from suite.claims import (
+    MOST_PRIMARY,
+    TOO_FEW,
+    Outcome,
+    Outcomes,
+    bootstrap_interval,
+    correct,
+    judge_all,
+    t_quantile,
+)
+from suite.drawing import CAN_DRAW, draw, pictures
+
+import json
+import warnings
+
+import numpy as np
+
+TEXT = ("text_sha256", "pieces_sha256")  # in a trial's config: fingerprints of the files that it read
+LARGEST = 1e100  # of a metric: its square is still a number
+LONGEST = 1e10  # seconds
+
+# ------------------------------------------------------------------------------------------------------------
+# Files that a report reads
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """A file that cannot be used: one line, with its name and what is wrong."""
+
+
+def checked(path, parse):
+    """parse(the file's text). Whatever is wrong with it becomes Broken: the others are still reported."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # NumPy's, of means of nothing
+            return parse(path.read_bytes().decode())
+    except Exception as error:  # noqa: BLE001 - any fault in a file is its own
+        raise Broken(f"{path}: {fault(error)}") from None
+
+
+def fault(error):
+    """What is wrong, in one line."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not whole JSON: {error}"
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    words = str(error) if type(error) in (ValueError, TypeError) else f"{type(error).__name__}: {error}"
+    return " ".join(words.split())
+
+
+def number(value, name, least=-LARGEST, most=LARGEST):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{name} is {repr(value)[:40]}, which is no number that it can be")
+    return value
+
+
+def dictionary(value, name):
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is no dictionary")
+    return value
+
+
+def progress_of(text):
+    """result.json -> (iterations, seconds)"""
+    content = dictionary(json.loads(text), "it")
+    return number(content["iterations"], "iterations", 0, 2**31), number(
+        content["seconds"], "seconds", 0, LONGEST
+    )
+
+
+def curve_of(text):
+    """curve.csv -> {column: [values]}"""
+    header, *rows = [line.split(",") for line in text.splitlines()] or [[]]
+    if not rows or any(len(row) != len(header) for row in rows):
+        raise ValueError("its lines are not all of the same columns")
+    values = [[number(float(word), name) for name, word in zip(header, row)] for row in rows]
+    curve = dict(zip(header, map(list, zip(*values))))
+    if missing := {"iteration", "loss", "accuracy", "seconds"} - curve.keys():
+        raise ValueError(f"it has no column {min(missing)}")
+    return curve
+
+
+def outcome_of(figure, flags, text, curve):
+    """The Outcome in result.json, or in a figure's own file."""
+    content = dictionary(json.loads(text), "it")
+    metrics = content["metrics"] if figure.file == "result.json" else content
+    config = dictionary(content.get("config", {}), "config")
+    for name in ("vocab", "length"):
+        number(config.get(name, 0), name, 0)
+    seconds = number(content["seconds"], "seconds", 0, LONGEST)
+    texts = tuple(str(config.get(name)) for name in TEXT)
+    return Outcome(flags, dictionary(metrics, "metrics"), config, content, seconds, texts, curve)
+
+
+def read_outcome(figure, claims, flags, folder):
+    """A finished trial, of which all metrics are numbers; raises Broken."""
+    curve = checked(folder / "curve.csv", curve_of) if figure.curve else {}
+
+    def parse(text):
+        outcome = outcome_of(figure, flags, text, curve)
+        for name, metric in figure.metrics.items():
+            number(metric(outcome), name)
+        for claim in claims:
+            number(claim.metric(outcome), "a claim's number")
+            number((claim.than or claim.metric)(outcome), "a claim's number")
+        for *_, line, points in figure.lines(outcome):
+            for value in points.values():
+                number(value, line)
+        return outcome
+
+    return checked(folder / figure.file, parse)
+
+
+def add_curve(outcome, folder):
+    """For the picture of the training, which is drawn where there is a curve.csv; raises Broken."""
+    if (path := folder / "curve.csv").exists():
+        outcome.curve.update(checked(path, curve_of))
+
+
+def load(figure, claims, trials):
+    """[(flags, folder)] -> (Outcomes, a line for every file that cannot be used)."""
+    found, broken = [], []
+    for flags, folder in trials:
+        outcome = None
+        try:
+            if (folder / figure.file).exists():
+                outcome = read_outcome(figure, claims, flags, folder)
+                if figure.training:
+                    add_curve(outcome, folder)
+        except Broken as error:
+            broken.append(str(error))
+        found.append((flags, outcome))
+    return Outcomes(found), broken
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Tables: a line for each cell, which is the trials that differ in their seed alone
+# ------------------------------------------------------------------------------------------------------------
+
+
+def aligned(rows, indent=""):
+    """Rows of words -> lines in which they stand in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [indent + "  ".join(word.ljust(w) for word, w in zip(row, widths)).rstrip() for row in rows]
+
+
+def cell_table(outcomes, columns):
+    """The cells with finished trials: their flags, then what each column says, {heading: its words}."""
+    flags = [k.replace("_", "-") for k in outcomes.trials[0][0] if k != "seed"]
+    rows = [[*flags, *columns]]
+    for cell, trials in outcomes.cells().items():
+        if trials.finished():
+            words = ["-" if v is None else str(v) for _, v in cell]
+            rows.append(words + [column(trials) for column in columns.values()])
+    return aligned(rows, "  ")
+
+
+def count(trials):
+    return str(len(trials.finished()))
+
+
+def mean(metric, digits=4):
+    return lambda trials: f"{np.mean(trials.values(metric)):,.{digits}f}"
+
+
+def interval(metric):
+    def words(trials):
+        found = bootstrap_interval(trials.values(metric))
+        return "[{:.4f}, {:.4f}]".format(*found) if found else "-"
+
+    return words
+
+
+def of_each(metric):
+    return lambda trials: " ".join(f"{value:.4f}" for value in trials.values(metric))
+
+
+def mean_columns(name, metric):
+    """The mean, its interval (the paper's: percentile bootstrap), n, and every seed's value."""
+    columns = {"mean": mean(metric), "95% bootstrap interval": interval(metric), "n": count}
+    return columns | {f"{name} of each seed": of_each(metric)}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What is printed of a figure
+# ------------------------------------------------------------------------------------------------------------
+
+MEANING = """\
+  yes: the 95% interval of the difference (t test) lies above zero; no: below it; undecided: neither is shown.
+  [low, high] is that interval, p two-sided. In tables and pictures: the 95% percentile bootstrap interval of
+  a mean, as in the paper. Primary claims: p is corrected for their number (Holm), and it decides."""
+
+
+def figure_lines(figure, scale, outcomes, broken, verdicts):
+    """Its tables and verdicts."""
+    lines = [f"  cannot be read, left out: {line}" for line in broken]
+    if len(texts := outcomes.texts()) > 1:
+        counts = " and ".join(map(str, texts.values()))
+        lines.append(f"  trials of {len(texts)} different texts, not compared: {counts} of them")
+    if len(texts) != 1:
+        return lines
+    usual = lambda outcomes, scale: [mean_columns(*item) for item in figure.metrics.items()]
+    for columns in (figure.tables or usual)(outcomes, scale):
+        lines += ["", *cell_table(outcomes, columns)]
+    lines += ["", *missing(outcomes)]
+    for one in verdicts:
+        mark = " (primary)" if one.claim.primary else ""
+        lines.append(f"  {one.word}: {one.claim.text}{mark}: {one.numbers}")
+    lines += few_trials(verdicts)
+    return lines + (figure.note(outcomes, scale) if figure.note else [])
+
+
+def missing(outcomes, most=8):
+    """A line that names the cells whose trials are not all finished."""
+    cells = []
+    for cell, trials in outcomes.cells().items():
+        if lacking := len(trials.trials) - len(trials.finished()):
+            cells.append(f"{' '.join(str(v) for _, v in cell)} ({lacking} of {len(trials.trials)})")
+    more = f" and {len(cells) - most} cells more" if len(cells) > most else ""
+    return [f"  not finished: {', '.join(cells[:most])}{more}"] if cells else []
+
+
+def few_trials(verdicts):
+    """What so few trials can and cannot show."""
+    counts = [n for one in verdicts if one.difference for n in one.difference.counts if n]
+    if not counts or (n := min(counts)) >= 5:
+        return []
+    reach = t_quantile(0.025, 2 * n - 2) * np.sqrt(2 / n)
+    return [
+        f"  With n = {n}, only a difference above {reach:.1f} standard deviations is told from zero.",
+        "  A smaller one is undecided until there are more seeds: the installation is in order.",
+    ]
+
+
+def picture_stem(task, name, scale):
+    return "-".join([task.name, name, *([] if scale == "paper" else [scale])])
+
+
+def print_figures(task, scale, figures, out):
+    """Print and draw figures of a task, {name: [(flags, folder), ...]} -> how many trials are finished."""
+    finished, judged = 0, 0
+    for name, trials in figures.items():
+        figure, claims = task.figures[name], [claim for claim in task.claims if claim.figure == name]
+        outcomes, broken = load(figure, claims, trials)
+        finished += (done := len(outcomes.finished()))
+        # The other scripts' primary claims are not known here: as for the most that there may be.
+        verdicts = correct(judge_all(claims, name, scale, outcomes), MOST_PRIMARY)
+        judged += sum(one.word != TOO_FEW for one in verdicts)
+        print(f"\n{name} ({scale} scale): {figure.title}. {done} of {len(trials)} trials finished")
+        print(*figure_lines(figure, scale, outcomes, broken, verdicts), sep="\n")
+        if CAN_DRAW and len(outcomes.texts()) == 1:
+            for path, drawn, part in pictures(figure, picture_stem(task, name, scale), outcomes, out):
+                print(f"  {draw(drawn, scale, path, part, ['.png', '.svg'])}")
+    if judged:
+        print(f"\n{MEANING}")
+    if not CAN_DRAW:
+        print("\nmatplotlib is not installed, so no figure was drawn (pip install matplotlib, then --report)")
+    return finished
