@@ -1675,6 +1675,7 @@ def test_claims_need_trials_and_something_to_compare():
     larger = trials_with([0.1, 0.2, 0.3], pe="none", vocab=32) + trials_with([0.1] * 3, pe="none", vocab=16)
     word, numbers = judged(cells + larger, better=NONE | dict(vocab=min), worse=NONE | dict(vocab=max))
     assert word == YES and (numbers[0], numbers[2]) == (0.6, 0.2), "8 against 32"
+    assert judged(cells + larger, better=SIN, worse=NONE)[0] == TOO_FEW, "two vocabularies in one mean"
     claim = Claim("f", "", None, {}, {}, where=dict(model="gru"), per="vocab")
     grid = Outcomes([(dict(model=m, vocab=k), None) for m, k in (("gru", 8), ("lstm", 4), ("gru", 16))])
     assert [one.where for one in claims.expand(claim, grid)] == [dict(model="gru", vocab=k) for k in (8, 16)]

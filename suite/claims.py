@@ -56,6 +56,8 @@ class Figure:
             return [(panel, self.y, line, points) for panel, line, points in self.curves(outcome)]
         flags = outcome.flags
         panel, line, x = name_of(flags.get("model", "")), flags["pe"], flags[self.x]
+        if self.x == "pe" and flags.get("amplitude") is not None:
+            x = f"{x}, length {flags['amplitude']:g}"
         return [(panel, name, line, {x: metric(outcome)}) for name, metric in self.metrics.items()]
 
 
@@ -242,7 +244,7 @@ class Claim:
     text: str  # {model}, {vocab}, ... stand for the values in `where` and of `per`
     metric: Callable  # an Outcome -> a number
     better: dict  # flags that leave one cell
-    worse: dict | float  # flags; or a number, and the mean of every cell of `better` is above it
+    worse: dict | float  # flags of one cell; or a number, and the mean of every cell of `better` is above it
     than: Callable | None = None  # the metric of `worse`, where it is another; of the same trials, in pairs
     where: dict = field(default_factory=dict)  # the trials it is about
     over: dict | None = None  # flags: what is compared are gains over the trials that differ in these
@@ -337,12 +339,14 @@ def compare(claim, about):
     """-> (the Difference of the claim's two sides, why there is none)"""
     better, worse = about.where(**claim.better), about.where(**claim.worse)
     same = better.trials == worse.trials
-    if len(better.cells()) != 1 or (same and claim.than is None):
-        return None, "the grid has nothing to compare"
     sides = [[better.values(claim.metric)], [worse.values(claim.than or claim.metric)]]
+    samples = [better, worse]
     if claim.over is not None:
         for side, flags in zip(sides, (claim.better, claim.worse)):
-            side.append(about.where(**flags | claim.over).values(claim.metric))
+            samples.append(about.where(**flags | claim.over))
+            side.append(samples[-1].values(claim.metric))
+    if {len(sample.cells()) for sample in samples} != {1} or (same and claim.than is None):
+        return None, "the grid has nothing to compare"
     fewest = [min(map(len, side)) for side in sides]
     if min(fewest) < ENOUGH:
         return None, f"n = {fewest[0]} and {fewest[1]}"

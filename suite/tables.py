@@ -191,7 +191,7 @@ def mean_columns(name, metric):
 MEANING = """\
   yes: the 95% interval of the difference (t test) lies above zero; no: below it; undecided: neither is shown.
   [low, high] is that interval, p two-sided. In tables and pictures: the 95% percentile bootstrap interval of
-  a mean, as in the paper. Primary claims: p is corrected for their number (Holm), and it decides."""
+  a mean, as in the paper. Of primary claims p is corrected (Holm, as for ten), and decides."""
 
 
 def figure_lines(figure, scale, outcomes, broken, verdicts):
@@ -205,7 +205,7 @@ def figure_lines(figure, scale, outcomes, broken, verdicts):
     usual = lambda outcomes, scale: [mean_columns(*item) for item in figure.metrics.items()]
     for columns in (figure.tables or usual)(outcomes, scale):
         lines += ["", *cell_table(outcomes, columns)]
-    lines += ["", *missing(outcomes)]
+    lines += ["", *lacking, ""] if (lacking := missing(outcomes)) else [""]
     for one in verdicts:
         mark = " (primary)" if one.claim.primary else ""
         lines.append(f"  {one.word}: {one.claim.text}{mark}: {one.numbers}")
@@ -214,12 +214,14 @@ def figure_lines(figure, scale, outcomes, broken, verdicts):
 
 
 def missing(outcomes, most=8):
-    """A line that names the cells whose trials are not all finished."""
-    cells = []
-    for cell, trials in outcomes.cells().items():
+    """A line that names the cells whose trials are not all finished, by the flags in which cells differ."""
+    found, cells = outcomes.cells(), []
+    differ = {item for cell in found for item in cell if not all(item in other for other in found)}
+    for cell, trials in found.items():
         if lacking := len(trials.trials) - len(trials.finished()):
-            cells.append(f"{' '.join(str(v) for _, v in cell)} ({lacking} of {len(trials.trials)})")
-    more = f" and {len(cells) - most} cells more" if len(cells) > most else ""
+            words = " ".join(str(item[1]) for item in cell if item in differ) or "all"
+            cells.append(f"{words} ({lacking} of {len(trials.trials)})")
+    more = f" and {len(cells) - most} more" if len(cells) > most else ""
     return [f"  not finished: {', '.join(cells[:most])}{more}"] if cells else []
 
 
