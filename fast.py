@@ -16,6 +16,7 @@ in the precision of the table (bfloat16, say), the carried state is in the weigh
 """
 
 import functools
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -199,6 +200,142 @@ class GRU(torch.autograd.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------
+# The sweeps on a CPU: few operators, in place
+# ------------------------------------------------------------------------------------------------------------
+
+# There a compiled function is called in 50 us, an operator in 2, and a small step's product takes 70: so nothing
+# is compiled, all sigmoids of a step are one operator, and tanh(x) = 1 - 2 sigmoid(-2x) is written into the sums.
+
+sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+
+
+def steps_of(sizes, *tensors):
+    """For every step its rows of each."""
+    return list(zip(*(x.split(sizes) for x in tensors), strict=True))
+
+
+def tokens_of(tokens, sizes):
+    """For every step its tokens; None where they have ended."""
+    ends = itertools.accumulate(sizes)
+    return [tokens[end - n : end] if end <= len(tokens) else None for n, end in zip(sizes, ends)]
+
+
+def read_into(rows, clock, table, tokens):
+    if tokens is None:
+        rows.copy_(clock)
+    else:
+        torch.index_select(table, 0, tokens, out=rows).add_(clock)
+
+
+class LSTMByOperators(torch.autograd.Function):
+    """As LSTM. The third gate, g = tanh(x), is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
+
+    @staticmethod
+    def forward(ctx, table, clock, tokens, sizes, weight):
+        H, scale = weight.shape[1], third_gate(weight, -2)
+        table, clock, low = table * scale, clock * scale, (weight * scale[:, None]).T.contiguous()
+        gates, c, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H, H))
+        product, before = table.new_empty(sizes[0], 4 * H), (table.new_zeros(sizes[0], H),) * 2
+        each = zip(steps_of(sizes, gates, *gates.chunk(4, dim=1), c, h), clock, tokens_of(tokens, sizes))
+        for t, ((rows, i, f, s, o, *now), at, read) in enumerate(each):
+            n, ((c_before, h_before), (c_now, h_now)) = len(i), (before, now)
+            read_into(rows, at, table, read)
+            if t:
+                rows.add_(torch.mm(h_before[:n], low, out=product[:n]))
+            rows.sigmoid_()
+            torch.mul(f, c_before[:n], out=c_now).add_(i).addcmul_(i, s, value=-2)
+            torch.addcmul(o, o, (-2 * c_now).sigmoid_(), value=-2, out=h_now)
+            before = now
+        ctx.save_for_backward(gates, c, h, tokens, weight)
+        ctx.plain = sizes, len(table)
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (gates, c, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
+        scale, d_gates = third_gate(weight, 4), torch.empty_like(gates)
+        start, d_h, d_c = (torch.zeros_like(c[: sizes[0]]) for _ in range(3))
+        low, columns = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
+        each = steps_of(sizes, gates, d_gates, *columns, c, d_out)
+        before = [start, *(c for *_, c, _ in each[:-1])]
+        for (rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c, d), c_before in reversed(list(zip(each, before))):
+            n, u = len(i), (-2 * c).sigmoid_()
+            d, d_cell = d_h[:n].add_(d), d_c[:n]
+            d_cell.add_(sigmoid_back(d * o, u), alpha=4)
+            torch.addcmul(d_cell, d_cell, s, value=-2, out=d_i)
+            torch.mul(d_cell, c_before[:n], out=d_f)
+            torch.mul(d_cell, i, out=d_s)
+            torch.addcmul(d, d, u, value=-2, out=d_o)
+            sigmoid_back.grad_input(d_rows, rows, grad_input=d_rows)
+            d_cell.mul_(f)
+            if c_before is not start:
+                torch.mm(d_rows, low, out=d)
+        d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)) * scale[:, None]
+        d_table, d_clock = input_gradients(d_gates, tokens, sizes, table_rows, gates.dtype)
+        return d_table * scale, d_clock * scale, None, None, d_weight
+
+
+def third_gate(weight, factor):
+    """(4H,): 1, and `factor` for the third gate's columns."""
+    return weight.new_tensor([1, 1, factor, 1]).repeat_interleave(weight.shape[1])
+
+
+class GRUByOperators(torch.autograd.Function):
+    """As GRU."""
+
+    @staticmethod
+    def forward(ctx, table, clock, tokens, sizes, weight, bias):
+        H, low = weight.shape[1], weight.T.contiguous()
+        gates, q, h = (table.new_empty(sum(sizes), size) for size in (3 * H, H, H))
+        product, h_before = table.new_zeros(sizes[0], 3 * H), table.new_zeros(sizes[0], H)
+        columns = gates[:, : 2 * H], *gates.chunk(3, dim=1)
+        each = zip(steps_of(sizes, gates, *columns, q, h), clock, tokens_of(tokens, sizes))
+        for t, ((rows, both, r, z, new, q_now, h_now), at, read) in enumerate(each):
+            n, p = len(r), product[: len(r)]
+            read_into(rows, at, table, read)
+            if t:
+                torch.mm(h_before[:n], low, out=p)
+            both.add_(p[:, : 2 * H]).sigmoid_()
+            torch.add(p[:, 2 * H :], bias, out=q_now)
+            new.addcmul_(r, q_now).mul_(-2).sigmoid_().mul_(-2).add_(1)
+            h_before = torch.lerp(new, h_before[:n], z, out=h_now)
+        ctx.save_for_backward(gates, q, h, tokens, weight)
+        ctx.plain = sizes, len(table)
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (gates, q, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
+        H, low = weight.shape[1], weight.roll(weight.shape[1], 0)  # q's, then r's and z's
+        start, d_h, d_gates = *(torch.zeros_like(h[: sizes[0]]) for _ in range(2)), h.new_empty(len(h), 4 * H)
+        columns = gates[:, : 2 * H], *gates.chunk(3, dim=1), d_gates[:, H : 3 * H], *d_gates.chunk(4, dim=1)
+        each = steps_of(sizes, *columns, d_gates[:, : 3 * H], q, h, d_out)
+        before = [start, *(h for *_, h, _ in each[:-1])]
+        for step, h_before in reversed(list(zip(each, before))):
+            both, r, z, new, d_both, d_q, d_r, d_z, d_new, d_rows, q_now, _, d = step
+            n = len(r)
+            d = d_h[:n].add_(d)
+            kept = d * z
+            tanh_back.grad_input(d - kept, new, grad_input=d_new)
+            torch.mul(d_new, r, out=d_q)
+            torch.mul(d_new, q_now, out=d_r)
+            torch.mul(d, h_before[:n] - new, out=d_z)
+            sigmoid_back.grad_input(d_both, both, grad_input=d_both)
+            if h_before is not start:
+                torch.mm(d_rows, low, out=d).add_(kept)
+        d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
+        d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, gates.dtype)
+        return *d_inputs, None, None, d_weight.roll(-H, 0), d_gates[:, :H].sum(0)
+
+
+def by_operators(table, weight, compiled):
+    """Whether a layer is swept by the two above."""
+    return table.device.type == "cpu" and table.dtype == weight.dtype and not compiled
+
+
+# ------------------------------------------------------------------------------------------------------------
 # The layers: their input's weight and bias, and what they make of its table and clock
 # ------------------------------------------------------------------------------------------------------------
 
@@ -210,8 +347,10 @@ def gru_input(layer):
 
 
 def gru_sweep(layer, table, clock, tokens, sizes, compiled):
-    bias = layer.bias_hh_l0[-layer.hidden_size :]
-    return GRU.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0, bias)
+    weight, bias = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
+    if by_operators(table, weight, compiled):
+        return GRUByOperators.apply(table, clock, tokens, sizes, weight, bias)
+    return GRU.apply(table, clock, tokens, sizes, compiled, weight, bias)
 
 
 def lstm_input(layer):
@@ -219,7 +358,10 @@ def lstm_input(layer):
 
 
 def lstm_sweep(layer, table, clock, tokens, sizes, compiled):
-    return LSTM.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0)
+    weight = layer.weight_hh_l0
+    if by_operators(table, weight, compiled):
+        return LSTMByOperators.apply(table, clock, tokens, sizes, weight)
+    return LSTM.apply(table, clock, tokens, sizes, compiled, weight)
 
 
 def swept(sweep, layer, table, clock, tokens, steps, compiled):
@@ -330,6 +472,16 @@ def score(logits, target, share):
     return loss, right
 
 
+def score_by_operators(logits, target, share):
+    """As score, in place."""
+    top, answer = logits.max(1, keepdim=True)
+    own = logits.gather(1, target)
+    total = logits.sub_(top).exp_().sum(1, keepdim=True)
+    loss, right = ((top - own + total.log()) * share).sum(), ((answer == target) * share).sum()
+    logits.mul_(share / total).scatter_add_(1, target, -share)
+    return loss, right
+
+
 class CrossEntropy(torch.autograd.Function):
     """See `cross_entropy`; the gradients are computed with the loss, while a chunk's logits exist."""
 
@@ -390,7 +542,7 @@ def pointwise(function, compiled, device):
     On CUDA for the sizes that come and, if others follow, for all: only of known ones a step is one kernel.
     """
     if not compiled:
-        return function
+        return score_by_operators if device.type == "cpu" and function is score else function
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, dynamic=None if device.type == "cuda" else True)
 

@@ -175,7 +175,7 @@ def choose_engine(task, device):
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
     large = cuda or task.always_fast or engine == "auto" and args.hidden >= 256 and args.batch >= 32
     chosen = known and (large or engine == "fast")
-    wanted = chosen and (cuda or args.iterations >= 1000)  # compiling takes seconds
+    wanted = chosen and cuda
     fault = fast.compile_fault(device.type) if wanted else None
     return {
         "engine": "fast" if chosen else "torch",
