@@ -17,6 +17,7 @@ in the precision of the table (bfloat16, say), the carried state is in the weigh
 
 import functools
 import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -371,19 +372,49 @@ def swept(sweep, layer, table, clock, tokens, steps, compiled):
     return common.select(h.view(time, rows, -1), steps)
 
 
+def powers(decay, turn, steps):
+    """Real and imaginary parts of exp((decay + i turn) steps)."""
+    size, angle = (decay[..., None] * steps).exp(), turn[..., None] * steps
+    return size * angle.cos(), size * angle.sin()
+
+
+def kernel_tables(log_dt, C, log_A_real, A_imag, time):
+    """The two tables whose product is S4D's kernel, in real numbers: CUDA's compiler has no complex ones."""
+    dt, A_real, (C_real, C_imag) = log_dt.exp()[:, None], -log_A_real.exp(), C.unbind(-1)
+    decay, turn = A_real * dt, A_imag * dt
+    x, y = decay.exp() * turn.cos() - 1, decay.exp() * turn.sin()  # exp(dt A) - 1
+    square = A_real * A_real + A_imag * A_imag
+    x, y = (x * A_real + y * A_imag) / square, (y * A_real - x * A_imag) / square  # and divided by A
+    w_real, w_imag = C_real * x - C_imag * y, C_real * y + C_imag * x
+    stride = math.isqrt(time - 1) + 1
+    i, j = (torch.arange(n, device=dt.device) for n in (-(-time // stride), stride))
+    (x, y), columns = powers(decay, turn, stride * i), powers(decay, turn, j)
+    rows = w_real[..., None] * x - w_imag[..., None] * y, -w_real[..., None] * y - w_imag[..., None] * x
+    return torch.cat(rows, 1), torch.cat(columns, 1)
+
+
+def kernel(layer, compiled, time):
+    """(H, time), as layer.kernel(time)."""
+    tables = pointwise(kernel_tables, compiled, layer.D.device)
+    rows, columns = tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, time)
+    if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for what is summed here
+        rows, columns = rows.double(), columns.double()
+    return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(layer.D.dtype)
+
+
 def convolved(layer, table, clock, tokens, steps, compiled):
     """S4D; what is read after the tokens is the same in all rows."""
     own = F.embedding(tokens, table) + clock[: len(tokens), None]  # (R, B, H)
     own, shared = own.permute(2, 0, 1), clock[len(tokens) :].T  # (H, R, B), (H, T - R)
-    start, outputs, kernel = layer.answered(steps, len(clock))
+    start, outputs, response = layer.answered(steps, len(clock), functools.partial(kernel, layer, compiled))
     stop = start + outputs
     read = min(stop, own.shape[1])
     both = stop - read
-    toeplitz = kernel.unfold(1, read, 1)[:, :outputs].contiguous()  # (H, M, R)
+    toeplitz = response.unfold(1, read, 1)[:, :outputs].contiguous()  # (H, M, R)
     y = toeplitz @ own[:, :read].contiguous()
     direct = own[:, start:stop]
     if both:
-        toeplitz = kernel[:, read:].unfold(1, both, 1).contiguous()
+        toeplitz = response[:, read:].unfold(1, both, 1).contiguous()
         y = y + toeplitz @ shared[:, :both, None]
         repeated = shared[:, max(0, start - read) : both, None].expand(-1, -1, own.shape[2])
         direct = torch.cat([direct, repeated], 1)

@@ -514,6 +514,19 @@ def test_s4d_convolution_is_its_recurrence():
     close(layer(x, steps), torch.stack([outputs[steps[b], b] for b in range(2)], 1), 1e-10)
 
 
+def test_kernel_of_s4d_in_real_numbers_is_the_complex_one():
+    torch.manual_seed(0)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        for time in (1, 2, 9, 40):
+            layer = common.S4D(3, 4, order=6).to(dtype)
+            wanted, found, weigh = layer.kernel(time), fast.kernel(layer, False, time), torch.randn(4, time)
+            derive = lambda x: torch.autograd.grad((x * weigh).sum(), parts)  # noqa: B023 - at once
+            parts = [layer.log_dt, layer.C, layer.log_A_real, layer.A_imag]
+            close(found, wanted, tolerance)
+            for x, y in zip(derive(found), derive(wanted), strict=True):
+                close(x, y, 10 * tolerance)
+
+
 def layer_with_random_weights(kind, *how):
     torch.manual_seed(0)
     layer = common.LAYERS[kind](3, 5, *how).double()
@@ -635,7 +648,7 @@ def test_engines_agree():
 def test_engines_agree_with_compiled_steps():
     if fault := fast.compile_fault("cpu"):
         raise Skip(fault)
-    for kind in ("gru", "lstm"):  # compiling takes seconds: two steps
+    for kind in MODELS:  # compiling takes seconds: two steps
         compare_engines(f"--length 1 --model {kind}", delayed_add.DelayedAddition, compiled=True)
 
 
@@ -1525,6 +1538,8 @@ def test_cuda_kernel_of_s4d_keeps_its_precision():
     for precision, low in (("tf32", False), ("ieee", True)):
         with products_in(precision), torch.autocast("cuda", torch.bfloat16, enabled=low):
             close(there.kernel(128).cpu(), wanted, 1e-5)
+            for compiled in (False, True):
+                close(fast.kernel(there, compiled, 128).cpu(), wanted, 1e-5)
 
 
 def stop_and_continue(device, iterations):

@@ -191,7 +191,7 @@ def prepare(task, how, device):
     """Switches of PyTorch that the trial's way of computing needs; they hold for the whole process."""
     products = "ieee" if how["precision"] == "fp32" else "tf32"
     torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = products
-    onednn = device.type == "cpu" and how["engine"] == "fast" and fast.onednn_is_exact()
+    onednn = device.type == "cpu" and fast.onednn_is_exact()
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if onednn else "none"
     if how["deterministic"]:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
