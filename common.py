@@ -375,7 +375,7 @@ class S4D(nn.Module):
 
     def answered(self, steps, time, kernel=None):
         """The first answered step, how many there are, and the convolution's kernel for these, last first:
-        in (H, stop + outputs - 1), output n takes the inputs from column n on. `kernel` computes it otherwise."""
+        in (H, stop + outputs - 1), output n takes the inputs from column n on. `kernel` may be another."""
         start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
         return start, stop - start, F.pad((kernel or self.kernel)(stop).flip(1), (0, stop - start - 1))
 

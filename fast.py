@@ -204,8 +204,8 @@ class GRU(torch.autograd.Function):
 # The sweeps on a CPU: few operators, in place
 # ------------------------------------------------------------------------------------------------------------
 
-# There a compiled function is called in 50 us, an operator in 2, and a small step's product takes 70: so nothing
-# is compiled, all sigmoids of a step are one operator, and tanh(x) = 1 - 2 sigmoid(-2x) is written into the sums.
+# There a call of a compiled function costs 50 us, an operator 2, and a small step's product 70. So nothing is
+# compiled; a step's sigmoids are one operator, and tanh(x) = 1 - 2 sigmoid(-2x) is written into the sums.
 
 sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
@@ -260,7 +260,9 @@ class LSTMByOperators(torch.autograd.Function):
         low, columns = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
         each = steps_of(sizes, gates, d_gates, *columns, c, d_out)
         before = [start, *(c for *_, c, _ in each[:-1])]
-        for (rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c, d), c_before in reversed(list(zip(each, before))):
+        for (rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c, d), c_before in reversed(
+            list(zip(each, before))
+        ):
             n, u = len(i), (-2 * c).sigmoid_()
             d, d_cell = d_h[:n].add_(d), d_c[:n]
             d_cell.add_(sigmoid_back(d * o, u), alpha=4)
