@@ -339,6 +339,7 @@ class Stability(DualFrequency):
         device = trial.choose_device(args)
         how = {"engine": "torch", "precision": "fp32", "deterministic": args.deterministic}
         trial.prepare(self, how, device)  # training in this process has set its own
+        torch.backends.mkldnn.matmul.fp32_precision = "none"  # PyTorch's default on every CPU
         model = self.model().to(device)
         content |= trial.provenance(self, argv, model, how, device)
         count = args.pairs // len(CONDITIONS)

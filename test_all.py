@@ -1311,6 +1311,7 @@ def test_engine_is_chosen_from_the_configuration():
             (64, 128): "torch",
             (128, 32): "torch",
             (128, 128): "fast",
+            (256, 16): "torch",
             (256, 64): "fast",
         },
         "s4d": {(64, 128): "fast", (128, 128): "fast", (256, 64): "fast"},
