@@ -6,8 +6,9 @@
 What is saved. The input weights meet every integer and every step once, not every row: a layer's input is
 table[token] + clock[t]. GRU and LSTM are swept by hand: a step is one product with the state and one
 pointwise function, which torch.compile makes one loop of (on a CPU a few operators, not compiled); the
-gradients of the weights are one product each, after the backward sweep. S4D convolves answered steps alone, and what all rows share only once. The readout's
-logits exist in chunks, and their gradients are computed with them.
+gradients of the weights are one product each, after the backward sweep. S4D convolves answered steps alone,
+and what all rows share only once. The readout's logits exist in chunks, and their gradients are computed
+with them.
 
 Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
 says how many each step has, never more than the one before; N is their sum. `tokens` may end early, after
@@ -204,9 +205,9 @@ class GRU(torch.autograd.Function):
 # The sweeps on a CPU: few operators, in place
 # ------------------------------------------------------------------------------------------------------------
 
-# Against the compiled steps an iteration takes 0.8 to 1.0 times as long (hidden 128 and 512, one thread), and no
-# trial waits for a compiler; the cross-entropy alone loses by it, a tenth of an iteration at K = 16384. A step's
-# sigmoids are one operator where they can be, and tanh(x) = 1 - 2 sigmoid(-2x) is written into the sums.
+# Against compiled steps an iteration takes 0.8 to 1.0 times as long (hidden 128 and 512, one thread), and no
+# trial waits for a compiler; the cross-entropy alone loses by it, a tenth of an iteration at K = 16384. What
+# sigmoids a step has are one operator where they can be; tanh(x) = 1 - 2 sigmoid(-2x) is part of the sums.
 
 sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
