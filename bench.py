@@ -11,7 +11,7 @@ Plain: the model of common.py, readout at all steps, cross-entropy, clipping, de
 default precision; on CUDA in the suite's (tf32, where that is bf16). The suite's step is the training loop's
 own and draws its batch too; plain gets one for nothing. Both take turns in one process and have done four
 steps before; times are medians. What a part of the suite gains: --engine torch is without fast.py,
---iterations 999 on a CPU without compiling, --no-graph on CUDA without a graph.
+--no-graph on CUDA without a graph.
 """
 
 from suite import cli, files, flags, machine
@@ -66,7 +66,7 @@ def plain_step(task, engine, device):
     model, episode = task.model().to(device), task.training_episode(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    engine = replace(engine, name="torch")
+    engine = replace(engine, onednn=False)
 
     def step():
         machine.prepare(engine, device)

@@ -370,11 +370,11 @@ class S4D(nn.Module):
             rows, columns = rows.double(), columns.double()
         return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(self.D.dtype)
 
-    def answered(self, steps, time):
+    def answered(self, steps, time, kernel=None):
         """The first answered step, how many there are, and the convolution's kernel for these, last first:
-        in (H, stop + outputs - 1), output n takes the inputs from column n on."""
+        in (H, stop + outputs - 1), output n takes the inputs from column n on. `kernel` may be another."""
         start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
-        return start, stop - start, F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
+        return start, stop - start, F.pad((kernel or self.kernel)(stop).flip(1), (0, stop - start - 1))
 
     def emit(self, y, steps):
         """(H, M, B) convolved inputs -> (M, B, H)."""

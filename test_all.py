@@ -516,6 +516,23 @@ def test_s4d_convolution_is_its_recurrence():
     close(layer(x, steps), torch.stack([outputs[steps[b], b] for b in range(2)], 1), 1e-10)
 
 
+def test_kernel_of_s4d_in_real_numbers_is_the_complex_one():
+    torch.manual_seed(0)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        for steps in (1, 2, 9, 40):
+            layer = common.S4D(3, 4, order=6).to(dtype)
+            wanted, found, weigh = (
+                layer.kernel(steps),
+                fast.kernel(layer, False, steps),
+                torch.randn(4, steps),
+            )
+            derive = lambda x: torch.autograd.grad((x * weigh).sum(), parts)  # noqa: B023 - at once
+            parts = [layer.log_dt, layer.C, layer.log_A_real, layer.A_imag]
+            close(found, wanted, tolerance)
+            for x, y in zip(derive(found), derive(wanted), strict=True):
+                close(x, y, 10 * tolerance)
+
+
 def layer_with_random_weights(kind, *how):
     torch.manual_seed(0)
     layer = common.LAYERS[kind](3, 5, *how).double()
@@ -632,6 +649,8 @@ def test_engines_agree():
         compare_engines(words, script, torch.float32, 1e-5)
     for kind in MODELS:
         compare_engines(f"--length 1 --vocab 40 --batch 1 --model {kind}", Reverse)
+        with mock.patch.object(fast, "by_operators", lambda *_: False):  # what CUDA computes
+            compare_engines(f"--length 5 --model {kind}", Reverse)
 
 
 def test_engines_agree_with_compiled_steps():
@@ -645,10 +664,12 @@ def test_packed_rows_are_those_of_a_packed_sequence():
     torch.manual_seed(0)
     draw = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
     packed = [([2, 2, 2], 1), ([3, 2, 2, 1], 4), ([3, 2, 1], 2), ([1], 1), ([2, 1], 0)]  # steps with tokens
-    for (sizes, read), (sweep, gates) in itertools.product(packed, ((fast.LSTM, 4), (fast.GRU, 3))):
+    sweeps = (fast.LSTM, 4), (fast.GRU, 3), (fast.LSTMByOperators, 4), (fast.GRUByOperators, 3)
+    for (sizes, read), (sweep, gates) in itertools.product(packed, sweeps):
         tokens, bias = torch.randint(3, (sum(sizes[:read]),)), [draw(2)] * (gates == 3)
         of_input = draw(3, gates * 2), draw(len(sizes), gates * 2)
-        arguments = (*of_input, tokens, sizes, False, draw(gates * 2, 2), *bias)
+        compiled = [False] * (sweep in (fast.LSTM, fast.GRU))
+        arguments = (*of_input, tokens, sizes, *compiled, draw(gates * 2, 2), *bias)
         assert torch.autograd.gradcheck(sweep.apply, arguments)
     lengths, inputs = torch.tensor([9, 7, 7, 2, 1]), torch.randint(20, (9, 5))
     pack = lambda x: torch.nn.utils.rnn.pack_padded_sequence(x, lengths)
@@ -1283,13 +1304,29 @@ def test_list_and_its_filters():
 def test_engine_is_chosen_from_the_configuration():
     cuda = torch.device("cuda")
     chosen = lambda flags, device=CPU, task=Reverse: machine.choose_engine(task_of(flags, task), device)
-    cases = {"--hidden 255": "torch", "--hidden 256": "fast", "--batch 31": "torch", "--batch 32": "fast"}
-    cases |= {"--hidden 8 --engine fast": "fast", "--engine torch": "torch", "--scale quick": "torch"}
-    for flags, engine in cases.items():
-        assert chosen(flags + " --iterations 9").name == engine, flags
+    by_flag = {"--hidden 8 --model lstm --engine fast": "fast", "--engine torch": "torch"}
+    for flags, engine in by_flag.items():
+        assert chosen(flags).name == engine, flags
+    sooner = {  # hidden, batch: where one engine was more than a twentieth sooner, at small K and at large
+        "gru": {(64, 32): "fast", (64, 128): "fast", (128, 32): "fast", (256, 128): "fast"},
+        "lstm": {
+            (64, 32): "torch",
+            (64, 128): "torch",
+            (128, 32): "torch",
+            (128, 128): "fast",
+            (256, 16): "torch",
+            (256, 64): "fast",
+        },
+        "s4d": {(64, 128): "fast", (128, 128): "fast", (256, 64): "fast"},
+    }
+    for kind, cells in sooner.items():
+        for (hidden, batch), engine in cells.items():
+            for other in ("", "--iterations 9", "--vocab 16 --length 3 --pe none --seed 7"):
+                flags = f"--model {kind} --hidden {hidden} --batch {batch} {other}"
+                assert chosen(flags).name == engine, flags
+                assert not chosen(flags).compiled  # on a CPU nothing is waited for
     with mock.patch.object(fast, "compile_fault", lambda device: None):
-        assert chosen("").compiled and not chosen("--iterations 999").compiled
-        assert not chosen("--engine torch").compiled
+        assert not chosen("--engine torch", cuda).compiled
         there = chosen("--hidden 8 --batch 1 --iterations 5", cuda)
         assert there.name == "fast" and there.compiled and there.graph
         assert there.precision == "tf32" and not chosen("--no-graph", cuda).graph
@@ -1298,10 +1335,18 @@ def test_engine_is_chosen_from_the_configuration():
 
 
 def test_without_a_compiler_a_trial_says_so_once_and_goes_on():
-    words = "--scale smoke --engine fast --iterations 1000 --seed"
+    words, choose = "--scale smoke --engine fast --device cpu --seed", machine.choose_engine
+
+    def as_on_cuda(task, device):  # on a CPU nothing is compiled
+        return dataclasses.replace(choose(task, torch.device("cuda")), precision="fp32", graph=False)
+
     broken = mock.patch.object(torch, "compile", mock.Mock(side_effect=RuntimeError("no\ncompiler\n\nhere")))
     fast.compile_fault.cache_clear()
-    with workplace() as folder, broken, mock.patch.object(trial, "learn"):  # it need not
+    there, no_learning = (
+        mock.patch.object(machine, "choose_engine", as_on_cuda),
+        mock.patch.object(trial, "learn"),
+    )
+    with workplace() as folder, broken, there, no_learning:
         said = [command(f"{words} {seed}")[2] for seed in (0, 1)]
         assert said[0].count("\n") == 1 and "fails with no compiler" in said[0] and not said[1], said
         for path in folder.rglob("result.json"):
@@ -1542,6 +1587,8 @@ def test_cuda_kernel_of_s4d_keeps_its_precision():
     for precision, low in (("tf32", False), ("ieee", True)):
         with products_in(precision), torch.autocast("cuda", torch.bfloat16, enabled=low):
             close(there.kernel(128).cpu(), wanted, 1e-5)
+            for compiled in (False, True):
+                close(fast.kernel(there, compiled, 128).cpu(), wanted, 1e-5)
 
 
 def stop_and_continue(device, iterations):

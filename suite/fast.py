@@ -5,9 +5,10 @@
 
 What is saved. The input weights meet every integer and every step once, not every row: a layer's input is
 table[token] + clock[t]. GRU and LSTM are swept by hand: a step is one product with the state and one
-pointwise function, which torch.compile makes one loop of; the gradients of the weights are one product each,
-after the backward sweep. S4D convolves answered steps alone, and what all rows share only once. The readout's
-logits exist in chunks, and their gradients are computed with them.
+pointwise function, which torch.compile makes one loop of (on a CPU a few operators, not compiled); the
+gradients of the weights are one product each, after the backward sweep. S4D convolves answered steps alone,
+and what all rows share only once. The readout's logits exist in chunks, and their gradients are computed
+with them.
 
 Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
 says how many each step has, never more than the one before; N is their sum. `tokens` may end early, after
@@ -16,6 +17,8 @@ in the precision of the table (bfloat16, say), the carried state is in the weigh
 """
 
 import functools
+import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -199,6 +202,145 @@ class GRU(torch.autograd.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------
+# The sweeps on a CPU: few operators, in place
+# ------------------------------------------------------------------------------------------------------------
+
+# Against compiled steps an iteration takes 0.8 to 1.0 times as long (hidden 128 and 512, one thread), and no
+# trial waits for a compiler; the cross-entropy alone loses by it, a tenth of an iteration at K = 16384. What
+# sigmoids a step has are one operator where they can be; tanh(x) = 1 - 2 sigmoid(-2x) is part of the sums.
+
+sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+
+
+def steps_of(sizes, *tensors):
+    """For every step its rows of each."""
+    return list(zip(*(x.split(sizes) for x in tensors), strict=True))
+
+
+def tokens_of(tokens, sizes):
+    """For every step its tokens; None where they have ended."""
+    ends = itertools.accumulate(sizes)
+    return [tokens[end - n : end] if end <= len(tokens) else None for n, end in zip(sizes, ends)]
+
+
+def read_into(rows, clock, table, tokens):
+    if tokens is None:
+        rows.copy_(clock)
+    else:
+        torch.index_select(table, 0, tokens, out=rows).add_(clock)
+
+
+class LSTMByOperators(torch.autograd.Function):
+    """As LSTM. The third gate, g = tanh(x), is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
+
+    @staticmethod
+    def forward(ctx, table, clock, tokens, sizes, weight):
+        H, scale = weight.shape[1], third_gate(weight, -2)
+        table, clock, low = table * scale, clock * scale, (weight * scale[:, None]).T.contiguous()
+        gates, c, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H, H))
+        product, before = table.new_empty(sizes[0], 4 * H), (table.new_zeros(sizes[0], H),) * 2
+        each = zip(steps_of(sizes, gates, *gates.chunk(4, dim=1), c, h), clock, tokens_of(tokens, sizes))
+        for t, ((rows, i, f, s, o, *now), at, read) in enumerate(each):
+            n, ((c_before, h_before), (c_now, h_now)) = len(i), (before, now)
+            read_into(rows, at, table, read)
+            if t:
+                rows.add_(torch.mm(h_before[:n], low, out=product[:n]))
+            rows.sigmoid_()
+            torch.mul(f, c_before[:n], out=c_now).add_(i).addcmul_(i, s, value=-2)
+            torch.addcmul(o, o, (-2 * c_now).sigmoid_(), value=-2, out=h_now)
+            before = now
+        ctx.save_for_backward(gates, c, h, tokens, weight)
+        ctx.plain = sizes, len(table)
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (gates, c, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
+        scale, d_gates = third_gate(weight, 4), torch.empty_like(gates)
+        start, d_h, d_c = (torch.zeros_like(c[: sizes[0]]) for _ in range(3))
+        low, columns = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
+        each = steps_of(sizes, gates, d_gates, *columns, c, d_out)
+        before = [start, *(c for *_, c, _ in each[:-1])]
+        for (rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c, d), c_before in reversed(
+            list(zip(each, before))
+        ):
+            n, u = len(i), (-2 * c).sigmoid_()
+            d, d_cell = d_h[:n].add_(d), d_c[:n]
+            d_cell.add_(sigmoid_back(d * o, u), alpha=4)
+            torch.addcmul(d_cell, d_cell, s, value=-2, out=d_i)
+            torch.mul(d_cell, c_before[:n], out=d_f)
+            torch.mul(d_cell, i, out=d_s)
+            torch.addcmul(d, d, u, value=-2, out=d_o)
+            sigmoid_back.grad_input(d_rows, rows, grad_input=d_rows)
+            d_cell.mul_(f)
+            if c_before is not start:
+                torch.mm(d_rows, low, out=d)
+        d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)) * scale[:, None]
+        d_table, d_clock = input_gradients(d_gates, tokens, sizes, table_rows, gates.dtype)
+        return d_table * scale, d_clock * scale, None, None, d_weight
+
+
+def third_gate(weight, factor):
+    """(4H,): 1, and `factor` for the third gate's columns."""
+    return weight.new_tensor([1, 1, factor, 1]).repeat_interleave(weight.shape[1])
+
+
+class GRUByOperators(torch.autograd.Function):
+    """As GRU."""
+
+    @staticmethod
+    def forward(ctx, table, clock, tokens, sizes, weight, bias):
+        H, low = weight.shape[1], weight.T.contiguous()
+        gates, q, h = (table.new_empty(sum(sizes), size) for size in (3 * H, H, H))
+        product, h_before = table.new_zeros(sizes[0], 3 * H), table.new_zeros(sizes[0], H)
+        columns = gates[:, : 2 * H], *gates.chunk(3, dim=1)
+        each = zip(steps_of(sizes, gates, *columns, q, h), clock, tokens_of(tokens, sizes))
+        for t, ((rows, both, r, z, new, q_now, h_now), at, read) in enumerate(each):
+            n, p = len(r), product[: len(r)]
+            read_into(rows, at, table, read)
+            if t:
+                torch.mm(h_before[:n], low, out=p)
+            both.add_(p[:, : 2 * H]).sigmoid_()
+            torch.add(p[:, 2 * H :], bias, out=q_now)
+            new.addcmul_(r, q_now).mul_(-2).sigmoid_().mul_(-2).add_(1)
+            h_before = torch.lerp(new, h_before[:n], z, out=h_now)
+        ctx.save_for_backward(gates, q, h, tokens, weight)
+        ctx.plain = sizes, len(table)
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (gates, q, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
+        H, low = weight.shape[1], weight.roll(weight.shape[1], 0)  # q's, then r's and z's
+        start, d_h, d_gates = *(torch.zeros_like(h[: sizes[0]]) for _ in range(2)), h.new_empty(len(h), 4 * H)
+        columns = gates[:, : 2 * H], *gates.chunk(3, dim=1), d_gates[:, H : 3 * H], *d_gates.chunk(4, dim=1)
+        each = steps_of(sizes, *columns, d_gates[:, : 3 * H], q, h, d_out)
+        before = [start, *(h for *_, h, _ in each[:-1])]
+        for step, h_before in reversed(list(zip(each, before))):
+            both, r, z, new, d_both, d_q, d_r, d_z, d_new, d_rows, q_now, _, d = step
+            n = len(r)
+            d = d_h[:n].add_(d)
+            kept = d * z
+            tanh_back.grad_input(d - kept, new, grad_input=d_new)
+            torch.mul(d_new, r, out=d_q)
+            torch.mul(d_new, q_now, out=d_r)
+            torch.mul(d, h_before[:n] - new, out=d_z)
+            sigmoid_back.grad_input(d_both, both, grad_input=d_both)
+            if h_before is not start:
+                torch.mm(d_rows, low, out=d).add_(kept)
+        d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
+        d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, gates.dtype)
+        return *d_inputs, None, None, d_weight.roll(-H, 0), d_gates[:, :H].sum(0)
+
+
+def by_operators(table, weight, compiled):
+    """Whether a layer is swept by the two above."""
+    return table.device.type == "cpu" and table.dtype == weight.dtype and not compiled
+
+
+# ------------------------------------------------------------------------------------------------------------
 # The layers: their input's weight and bias, and what they make of its table and clock
 # ------------------------------------------------------------------------------------------------------------
 
@@ -210,8 +352,10 @@ def gru_input(layer):
 
 
 def gru_sweep(layer, table, clock, tokens, sizes, compiled):
-    bias = layer.bias_hh_l0[-layer.hidden_size :]
-    return GRU.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0, bias)
+    weight, bias = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
+    if by_operators(table, weight, compiled):
+        return GRUByOperators.apply(table, clock, tokens, sizes, weight, bias)
+    return GRU.apply(table, clock, tokens, sizes, compiled, weight, bias)
 
 
 def lstm_input(layer):
@@ -219,7 +363,10 @@ def lstm_input(layer):
 
 
 def lstm_sweep(layer, table, clock, tokens, sizes, compiled):
-    return LSTM.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0)
+    weight = layer.weight_hh_l0
+    if by_operators(table, weight, compiled):
+        return LSTMByOperators.apply(table, clock, tokens, sizes, weight)
+    return LSTM.apply(table, clock, tokens, sizes, compiled, weight)
 
 
 def swept(sweep, layer, table, clock, tokens, steps, compiled):
@@ -229,19 +376,49 @@ def swept(sweep, layer, table, clock, tokens, steps, compiled):
     return common.select(h.view(time, rows, -1), steps)
 
 
+def powers(decay, turn, steps):
+    """Real and imaginary parts of exp((decay + i turn) steps)."""
+    size, angle = (decay[..., None] * steps).exp(), turn[..., None] * steps
+    return size * angle.cos(), size * angle.sin()
+
+
+def kernel_tables(log_dt, C, log_A_real, A_imag, time):
+    """The two tables whose product is S4D's kernel, in real numbers: CUDA's compiler has no complex ones."""
+    dt, A_real, (C_real, C_imag) = log_dt.exp()[:, None], -log_A_real.exp(), C.unbind(-1)
+    decay, turn = A_real * dt, A_imag * dt
+    x, y = decay.exp() * turn.cos() - 1, decay.exp() * turn.sin()  # exp(dt A) - 1
+    square = A_real * A_real + A_imag * A_imag
+    x, y = (x * A_real + y * A_imag) / square, (y * A_real - x * A_imag) / square  # and divided by A
+    w_real, w_imag = C_real * x - C_imag * y, C_real * y + C_imag * x
+    stride = math.isqrt(time - 1) + 1
+    i, j = (torch.arange(n, device=dt.device) for n in (-(-time // stride), stride))
+    (x, y), columns = powers(decay, turn, stride * i), powers(decay, turn, j)
+    rows = w_real[..., None] * x - w_imag[..., None] * y, -w_real[..., None] * y - w_imag[..., None] * x
+    return torch.cat(rows, 1), torch.cat(columns, 1)
+
+
+def kernel(layer, compiled, time):
+    """(H, time), as layer.kernel(time)."""
+    tables = pointwise(kernel_tables, compiled, layer.D.device)
+    rows, columns = tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, time)
+    if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for what is summed here
+        rows, columns = rows.double(), columns.double()
+    return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(layer.D.dtype)
+
+
 def convolved(layer, table, clock, tokens, steps, compiled):
     """S4D; what is read after the tokens is the same in all rows."""
     own = F.embedding(tokens, table) + clock[: len(tokens), None]  # (R, B, H)
     own, shared = own.permute(2, 0, 1), clock[len(tokens) :].T  # (H, R, B), (H, T - R)
-    start, outputs, kernel = layer.answered(steps, len(clock))
+    start, outputs, response = layer.answered(steps, len(clock), functools.partial(kernel, layer, compiled))
     stop = start + outputs
     read = min(stop, own.shape[1])
     both = stop - read
-    toeplitz = kernel.unfold(1, read, 1)[:, :outputs].contiguous()  # (H, M, R)
+    toeplitz = response.unfold(1, read, 1)[:, :outputs].contiguous()  # (H, M, R)
     y = toeplitz @ own[:, :read].contiguous()
     direct = own[:, start:stop]
     if both:
-        toeplitz = kernel[:, read:].unfold(1, both, 1).contiguous()
+        toeplitz = response[:, read:].unfold(1, both, 1).contiguous()
         y = y + toeplitz @ shared[:, :both, None]
         repeated = shared[:, max(0, start - read) : both, None].expand(-1, -1, own.shape[2])
         direct = torch.cat([direct, repeated], 1)
@@ -333,6 +510,16 @@ def score(logits, target, share):
     return loss, right
 
 
+def score_by_operators(logits, target, share):
+    """As score, in place."""
+    top, answer = logits.max(1, keepdim=True)
+    own = logits.gather(1, target)
+    total = logits.sub_(top).exp_().sum(1, keepdim=True)
+    loss, right = ((top - own + total.log()) * share).sum(), ((answer == target) * share).sum()
+    logits.mul_(share / total).scatter_add_(1, target, -share)
+    return loss, right
+
+
 class CrossEntropy(torch.autograd.Function):
     """See `cross_entropy`; the gradients are computed with the loss, while a chunk's logits exist."""
 
@@ -393,7 +580,7 @@ def pointwise(function, compiled, device):
     On CUDA for the sizes that come and, if others follow, for all: only of known ones a step is one kernel.
     """
     if not compiled:
-        return function
+        return score_by_operators if device.type == "cpu" and function is score else function
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, dynamic=None if device.type == "cuda" else True)
 

@@ -171,7 +171,7 @@ def training_flags(flag):
 
 def run_flags(flag):
     flag("--device", "auto", "auto: cuda if there", choices=["auto", "cpu", "cuda"])
-    auto = "fast.py; torch: torch.nn; auto: torch on a CPU below hidden 256 or batch 32, else fast"
+    auto = "fast.py; torch: torch.nn; auto: torch for a small lstm or s4d on a CPU, else fast"
     flag("--engine", "auto", f"fast: {auto}", choices=["auto", "fast", "torch"])
     precisions = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
     flag("--precision", None, precisions, choices=["fp32", "tf32", "bf16"])

@@ -53,6 +53,7 @@ class Engine:
     precision: str  # of matrix products
     graph: bool  # the iteration is a CUDA graph
     deterministic: bool
+    onednn: bool  # float32 products by oneDNN, where that is exact and sooner
     loss_and_accuracy: Callable  # (model, episode) -> as common.loss_and_accuracy
     logits: Callable  # (model, inputs, steps) -> (M, B, K)
 
@@ -62,11 +63,22 @@ class Engine:
         return {"engine": self.name} | {name: getattr(self, name) for name in names}
 
 
-def make_engine(name, compiled=False, compile_fault=None, precision="fp32", graph=False, deterministic=False):
+def make_engine(name, compiled=False, compile_fault=None, precision="fp32", **more):
     functions = common.loss_and_accuracy, common.logits
     if name == "fast":
         functions = [functools.partial(f, compiled=compiled) for f in (fast.loss_and_accuracy, fast.logits)]
-    return Engine(name, compiled, compile_fault, precision, graph, deterministic, *functions)
+    usual = dict(graph=False, deterministic=False, onednn=False)
+    named = dict(zip(("loss_and_accuracy", "logits"), functions))
+    return Engine(name, compiled, compile_fault, precision, **usual | more, **named)
+
+
+def by_hand_is_sooner(args):
+    """Whether fast.py is the sooner engine on a CPU; measured at hidden 64 to 512, batch 1 to 128, a thread.
+
+    hidden^2 batch is a step's work. torch.nn's LSTM has a kernel of oneDNN's, its GRU has nothing there.
+    """
+    least = {"lstm": 2**21, "s4d": 2**18}.get(args.model, 0)
+    return args.hidden**2 * args.batch >= least and (args.batch >= 32 or args.model != "lstm")
 
 
 def choose_engine(task, device):
@@ -77,9 +89,9 @@ def choose_engine(task, device):
     known = asked != "torch" and fast.knows(common.LAYERS[args.model], common.ENCODINGS[args.pe])
     if asked == "fast" and not known:
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
-    large = cuda or task.fast_at_every_size or asked == "auto" and args.hidden >= 256 and args.batch >= 32
-    chosen = known and (large or asked == "fast")
-    wanted = chosen and (cuda or args.iterations >= 1000)  # compiling takes seconds
+    always = cuda or task.fast_at_every_size or asked == "fast"
+    chosen = known and (always or by_hand_is_sooner(args))
+    wanted = chosen and cuda  # on a CPU fast.py has nothing that gains by being compiled
     fault = fast.compile_fault(device.type) if wanted else None
     return make_engine(
         "fast" if chosen else "torch",
@@ -88,6 +100,7 @@ def choose_engine(task, device):
         precision=args.precision or ("tf32" if cuda else "fp32"),
         graph=cuda and not args.no_graph,
         deterministic=args.deterministic,
+        onednn=not cuda and fast.onednn_is_exact(),
     )
 
 
@@ -95,8 +108,7 @@ def prepare(engine, device, one_thread=False):
     """Set the switches of PyTorch that an engine needs; they hold for the whole process."""
     products = "ieee" if engine.precision == "fp32" else "tf32"
     torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = products
-    onednn = device.type == "cpu" and engine.name == "fast" and fast.onednn_is_exact()
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if onednn else "none"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if engine.onednn else "none"
     if engine.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
         torch.utils.deterministic.fill_uninitialized_memory = False
