@@ -7,7 +7,7 @@ force, a recurrence for a convolution. Trials that are disturbed are forked from
 """
 
 import suite.flags
-from suite import claims, cli, fast, files, graphs, machine, tables, trial
+from suite import claims, cli, fast, files, graphs, machine, progress, tables, trial
 from suite.claims import NO, NONE, SIN, TOO_FEW, UNDECIDED, YES, Claim, Difference, Outcome, Outcomes
 
 import ast
@@ -1088,6 +1088,20 @@ def test_not_finite_stops():
         assert (folder_in(folder) / "last.pt").exists() and not (folder_in(folder) / "result.json").exists()
 
 
+def test_a_signal_ends_an_evaluation():
+    class Slow(Reverse):
+        def evaluate(self, model, engine):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+    words = "--scale smoke --device cpu"
+    with workplace():
+        code, _, err = command(words, Slow)
+        assert code == trial.STOPPED and "the same command evaluates" in err, err
+        code, out, _ = command(words)
+        assert code == 0 and "continuing from last.pt, iteration 20" in out, out
+
+
 def test_a_result_that_cannot_be_read_is_made_again():
     words = "--scale smoke --device cpu"
     with workplace() as folder:
@@ -1353,6 +1367,23 @@ def test_without_a_compiler_a_trial_says_so_once_and_goes_on():
             result = json.loads(path.read_text())
             assert (result["compiled"], result["compile_fault"]) == (False, "no compiler")
     fast.compile_fault.cache_clear()
+
+
+def test_a_trial_says_what_it_is_about_to_take():
+    t = trial_of("--scale smoke --iterations 1000000")
+    t.iteration, t.seconds = 3, 3.0  # a second each
+    found = progress.Progress(t.args, True)
+    said = [captured(lambda: found.show(t, 0.1))[1] for _ in range(2)]
+    assert said == [
+        "999,997 iterations are left, about 12 days on this CPU; --scale quick takes minutes\n",
+        "",
+    ]
+
+
+def test_cores_are_counted_where_linux_is_not():
+    with mock.patch.object(os, "sched_getaffinity", create=True):
+        del os.sched_getaffinity
+        assert machine.cores() >= 1
 
 
 def test_small_trials_take_one_thread():

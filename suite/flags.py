@@ -94,6 +94,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_FLAGS, f"{self.prog}: error: {message}\n")
 
 
+METAVARS = {COUNT: "N", AT_LEAST_2: "N", NATURAL: "N", seeds: "N", bands: "LOW:HIGH"}
+METAVARS |= {POSITIVE: "X", NOT_NEGATIVE: "X", FRACTION: "X", one_line: "TEXT"}
+
+
 @functools.cache
 def declare(task):
     """-> the parser, every flag's default at paper scale, and the names of the flags that change a result.
@@ -106,6 +110,7 @@ def declare(task):
     defaults, science = {}, set()
 
     def group(title, changes_results):
+        """A function that declares a flag; --help shows the groups in this order."""
         into = parser.add_argument_group(title)
 
         def flag(name, default, help, **more):
@@ -114,8 +119,10 @@ def declare(task):
             if changes_results:
                 science.add(key)
             shown = "" if value is None or value is False else f" ({value})"
-            if "type" not in more and "choices" not in more and "action" not in more:
+            if not more.keys() & {"type", "choices", "action"}:
                 more["type"] = one_line
+            if more.get("type") in METAVARS:
+                more.setdefault("metavar", METAVARS[more["type"]])
             into.add_argument(name, default=argparse.SUPPRESS, help=help + shown, **more)
 
         return flag
@@ -127,61 +134,37 @@ def declare(task):
 
         return declared
 
-    model_flags(unless_without(group("model", True)))
-    data, plumbing = group("data", True), group("this run (changes no result but for bf16)", False)
-    data_flags(unless_without(data))
-    task.add_flags(data, plumbing)
-    training_flags(unless_without(group("training (Adam; defaults as in what is reproduced)", True)))
+    trial, plumbing = group("the trial (these change its result)", True), group("where and how often", False)
+    trial_flags(unless_without(trial))
+    task.add_flags(trial, plumbing)
     run_flags(unless_without(plumbing))
     many_flags(unless_without(group("many trials", False)), task)
+    model_flags(unless_without(group("more of the model (these change the result)", True)))
+    training_flags(unless_without(group("more of the training (these change the result)", True)))
+    computing_flags(unless_without(group("how it is computed (no other result, but for bf16)", False)))
     return parser, defaults, science
 
 
-def model_flags(flag):
+def trial_flags(flag):
     flag("--model", "lstm", "the layer", choices=list(common.LAYERS))
-    flag("--no-conv", False, "mamba without its short convolution", action="store_true")
     flag("--pe", "sin", "encoding of the time step", choices=list(common.ENCODINGS))
-    flag("--combine", "concat", "encoding with embedding", choices=["concat", "add"])
-    phases = "where the encoding is: in the steps that read the input, or in those after them"
-    flag("--encode", "both", phases, choices=["input", "output", "both"])
-    lengths = "length of the encoding's vectors (1; learned ones start at the root of --embed)"
-    flag("--amplitude", None, lengths, type=POSITIVE, metavar="A")
-    part = "share of the sinusoid's frequencies that is kept, 0 the fastest"
-    flag("--bands", "0:1", part, type=bands, metavar="LOW:HIGH")
-    flag("--hidden", 512, "size of the layer's state", type=COUNT)
-    flag("--embed", 512, "size of the embedding, and of the encoding", type=COUNT)
-
-
-def data_flags(flag):
     flag("--vocab", 16384, "number of different integers, K", type=AT_LEAST_2)
     flag("--length", 64, "integers in the input, L", type=COUNT)
-    flag("--held-out", None, "test sequences, never trained on (1024)", type=COUNT)
     flag("--seed", 0, "draws weights, data and held-out set; 0-4: five trials", type=seeds)
-
-
-def training_flags(flag):
+    flag("--hidden", 512, "size of the layer's state", type=COUNT)
+    flag("--embed", 512, "size of the embedding, and of the encoding", type=COUNT)
     flag("--iterations", 300_000, "batches to train on", type=COUNT)
     flag("--batch", 512, "sequences per iteration", type=COUNT)
     flag("--lr", 1e-3, "peak of the learning rate", type=POSITIVE)
-    flag("--warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", type=NATURAL)
-    flag("--beta2", 0.999, "Adam's second decay; released code: 0.98", type=FRACTION)
-    flag("--eps", 1e-8, "Adam's epsilon; released code: 1e-9", type=NOT_NEGATIVE)
-    flag("--clip", 1.0, "largest gradient norm, 0: any", type=NOT_NEGATIVE)
 
 
 def run_flags(flag):
     flag("--device", "auto", "auto: cuda if there", choices=["auto", "cpu", "cuda"])
-    auto = "fast.py; torch: torch.nn; auto: torch for a small lstm or s4d on a CPU, else fast"
-    flag("--engine", "auto", f"fast: {auto}", choices=["auto", "fast", "torch"])
-    precisions = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
-    flag("--precision", None, precisions, choices=["fp32", "tf32", "bf16"])
-    flag("--no-graph", False, "on CUDA: no graph of the iteration, to debug", action="store_true")
-    flag("--deterministic", False, "on CUDA: the same bits every time, slower", action="store_true")
-    flag("--out", "runs", "folder of all trials")
+    flag("--out", "runs", "folder of all trials", metavar="FOLDER")
+    flag("--overwrite", False, "delete the trial's folder and start anew", action="store_true")
     flag("--save-every", 5000, "iterations between checkpoints", type=COUNT)
     flag("--snapshot-every", None, "iterations between kept weights, 0: none", type=NATURAL)
     flag("--log-every", 100, "iterations per row of curve.csv", type=COUNT)
-    flag("--overwrite", False, "delete the trial's folder and start anew", action="store_true")
 
 
 def many_flags(flag, task):
@@ -191,6 +174,34 @@ def many_flags(flag, task):
     flag("--all", None, "run them, --jobs at a time, then report", **figure)
     flag("--report", None, "tables, figures, claims of trials on disk", **figure)
     flag("--jobs", None, "processes at a time (on a CPU one per core, on CUDA 1)", type=COUNT)
+
+
+def model_flags(flag):
+    flag("--combine", "concat", "encoding with embedding", choices=["concat", "add"])
+    phases = "where the encoding is: in the steps that read the input, or in those after them"
+    flag("--encode", "both", phases, choices=["input", "output", "both"])
+    lengths = "length of the encoding's vectors (1; learned ones start at the root of --embed)"
+    flag("--amplitude", None, lengths, type=POSITIVE)
+    part = "share of the sinusoid's frequencies that is kept, 0 the fastest"
+    flag("--bands", "0:1", part, type=bands)
+    flag("--no-conv", False, "mamba without its short convolution", action="store_true")
+
+
+def training_flags(flag):
+    flag("--held-out", None, "test sequences, never trained on (1024)", type=COUNT)
+    flag("--warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", type=NATURAL)
+    flag("--beta2", 0.999, "Adam's second decay; released code: 0.98", type=FRACTION)
+    flag("--eps", 1e-8, "Adam's epsilon; released code: 1e-9", type=NOT_NEGATIVE)
+    flag("--clip", 1.0, "largest gradient norm, 0: any", type=NOT_NEGATIVE)
+
+
+def computing_flags(flag):
+    auto = "fast.py; torch: torch.nn; auto: torch for a small lstm or s4d on a CPU, else fast"
+    flag("--engine", "auto", f"fast: {auto}", choices=["auto", "fast", "torch"])
+    precisions = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
+    flag("--precision", None, precisions, choices=["fp32", "tf32", "bf16"])
+    flag("--no-graph", False, "on CUDA: no graph of the iteration, to debug", action="store_true")
+    flag("--deterministic", False, "on CUDA: the same bits every time, slower", action="store_true")
 
 
 def parse(task, argv):
