@@ -194,7 +194,7 @@ def parse(task, argv):
     parser, defaults, _ = declare(task)
     given = vars(parser.parse_args(argv))
     scale = task.scales[given.get("scale", "paper")]
-    return argparse.Namespace(**(defaults | scale | given)), given
+    return argparse.Namespace(**(defaults | scale | given | task.implied(given))), given
 
 
 def complete(task, args):
@@ -372,6 +372,9 @@ def run(task, args, given, argv, stop):
     """One trial, or those of a range of seeds, or with --all a figure's."""
     cuda = trial.choose_device(args).type == "cuda"
     many = isinstance(args.seed, range)
+    several = many or args.all is not None
+    if several and (alone := [flag for flag in task.only_alone if flag in given]):
+        raise Refused(f"--{alone[0]} does not go with --all or a range of seeds")
     if args.all is not None:
         trials = some(grid(task, args, given, args.all), args.all)
     elif not many:

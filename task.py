@@ -32,6 +32,7 @@ class Task:
     figures: dict  # figure -> report.Figure, how to print and draw it
     claims = ()  # report.Claim, what the paper says about these figures
     without = ()  # shared flags that mean nothing here, such as "--held-out"
+    only_alone = ()  # flags that do something else than train: not for several trials at once
     named = NAMED  # what begins a folder's name, and with what
     under = ""  # the first folder, where the trials are another task's
     # training_episode(i) takes i as a tensor too and never waits for the device: it is part of a CUDA graph.
@@ -43,6 +44,11 @@ class Task:
     @staticmethod
     def add_flags(science, plumbing):
         """More flags, each by science(name, default, help, ...), or plumbing(...) if it changes no result."""
+
+    @classmethod
+    def implied(cls, given):
+        """{flag: value} of the flags that follow from those given on the command line."""
+        return {}
 
     @classmethod
     def bind(cls, args):

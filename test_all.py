@@ -14,6 +14,7 @@ import csv
 import fcntl
 import functools
 import hashlib
+import http.server
 import importlib.util
 import io
 import itertools
@@ -28,6 +29,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import unittest
@@ -2106,8 +2108,14 @@ def lm_tokens(paragraphs=PIECES, text="a text"):
     for split in SPLITS:
         (folder / f"{split}.tokens").write_bytes(np.concatenate(paragraphs).astype("<u2").tobytes())
         (folder / f"{split}.ends").write_bytes(np.cumsum([0, *map(len, paragraphs)]).astype("<i8").tobytes())
-    for name in ("pieces.model", "about.json"):
-        (folder / name).write_bytes(b"")
+    (folder / "pieces.model").write_bytes(b"")
+    return lm_about(folder)
+
+
+def lm_about(folder):
+    """Vouch for the files that are there, as --prepare does."""
+    hashes = {path.name: lm_wikitext.file_sha256(path) for path in folder.iterdir()}
+    (folder / "about.json").write_text(json.dumps({"sha256": hashes}))
     return folder
 
 
@@ -2158,36 +2166,23 @@ def test_packed_paragraphs_equal_padded_ones():
             assert loss == 0 and not any(g.any() for g in torch.autograd.grad(loss, model.parameters()))
 
 
-def test_a_graph_of_every_size_reads_its_own_batches():
-    """Graphs whose replay runs what was captured."""
-    sizes = []
-
-    def capture(once, pool):
-        sizes.append(pool)
-        return mock.Mock(replay=once)
-
-    with workplace(), mock.patch.multiple(trial, capture=capture), mock.patch("torch.cuda.graph_pool_handle"):
-        lm_tokens([[1, 2, 3, 4], [5, 6], [7] * 80, [8, 9, 10]] * 3)
-        found, wanted = (trial_in_memory(lm_task("--batch 2 --length 100")) for _ in range(2))
-        step = trial.captured(found)
-        for i in range(1, 20):
-            step(i)
-            trial.learn(wanted, wanted.task.training_episode(i, in_graph=True))
-        assert 2 <= len(sizes) < 8 and len(set(sizes)) == 1, "a graph of each size, all in one memory"
-        for x, y in zip(found.model.parameters(), wanted.model.parameters(), strict=True):
-            assert torch.equal(x, y)
-
-
 def test_epochs_are_permutations_and_the_unigram_model_by_hand():
     with workplace():
         for count, batch in ((7, 3), (7, 7), (3, 10), (1, 4), (50, 1), (4, 4)):
             lm_tokens([[1, 2]] * count)
             task = lm_task(f"--batch {batch} --seed 3")
             iterations = range(1, 1 + (2400 if count == 4 else 9 * count))
-            drawn = list(itertools.chain(*(task.training_rows(i).tolist() for i in iterations)))
+            drawn = list(itertools.chain(*(task.chosen(i).tolist() for i in iterations)))
             epochs = [tuple(drawn[n : n + count]) for n in range(0, len(drawn), count)]
             assert all(sorted(epoch) == list(range(count)) for epoch in epochs), "one was drawn twice or lost"
         assert_uniform(epochs, 24)
+        tasks = [lm_task(f"--batch 3 --seed {seed}") for seed in range(5)]
+        with mock.patch.object(lm_wikitext, "shuffled", wraps=lm_wikitext.shuffled) as shuffled:
+            for i, task in itertools.product(
+                range(1, 13), tasks
+            ):  # seeds side by side: 36 draws of 4, 9 epochs
+                task.chosen(i)
+        assert shuffled.call_count == 5 * 9, "each epoch of each seed is shuffled once"
         lm_tokens()
         seen = Counter(itertools.chain(*PIECES))
         shares = [(seen[n] + 1) / (sum(LENGTHS) + 40) for x in PIECES for n in x[1:33] if n]
@@ -2202,9 +2197,20 @@ def test_language_model_learns_and_notices_another_text():
         assert lm(words)[0] == 0
         _, metrics, _ = outcome(folder_in("."))
         assert metrics["test_perplexity"] < metrics["unigram_test_perplexity"] / 2
-        lm_tokens(text="another")
-        code, _, err = lm(words)
-        assert code == 2 and "made with other text: text_sha256" in err, err
+        result, committed = (
+            folder_in(".") / "result.json",
+            Path("results/lstm-none-K40-L32/seed0/result.json"),
+        )
+        committed.parent.mkdir(parents=True)
+        shutil.copy(result, committed)
+        with mock.patch.object(lm_wikitext, "RESULTS", Path("results")):
+            said = [lm(more)[2] for more in (words, "--iterations 1")]
+            lm_tokens(text="another")
+            said += [lm(more)[2] for more in (words, "--iterations 2", "--iterations 3 --vocab 41")]
+        assert "made with other text: text_sha256" in said[2], said
+        assert ["not the text of this suite's results" in text for text in said] == [False] * 2 + [True] + [
+            False
+        ] * 2
 
 
 LM_REFUSED = [  # words, what is done to a text with tokens, what is said
@@ -2213,13 +2219,13 @@ LM_REFUSED = [  # words, what is done to a text with tokens, what is said
     ("--model s4d", Path.exists, "use gru or lstm"),
     ("--model mingru", Path.exists, "use gru or lstm"),
     ("--batch 1000000000 --hidden 1000000", Path.exists, "GiB of memory at least"),
-    ("", lambda tokens: (tokens / "test.tokens").write_bytes(b"\0\0"), "test has 1 tokens"),
-    ("", lambda tokens: (tokens / "test.ends").unlink(), "is damaged, remove it"),
     ("", lambda tokens: lm_tokens([[1], [2]]), "no paragraph of train has two pieces"),
     ("--prepare", lambda tokens: lm_text(" = A = ", "", " "), "wiki.train.raw has no paragraph"),
     ("--prepare", lambda tokens: Path("data/wiki.test.raw").write_bytes(b"a\nc\xff\n"), "begins b'c\\xff"),
-    ("--prepare --vocab 5000", lambda tokens: lm_text("a cat sat"), "value <= "),
-    ("--prepare --vocab 5", lambda tokens: lm_text("a cat sat"), "vs "),
+    ("--prepare --vocab 5000", lambda tokens: lm_text("a cat sat"), "lower it, or use --scale quick"),
+    ("--prepare --vocab 5", lambda tokens: lm_text("a cat sat"), "(raise it): "),
+    ("--prepare --seed 0-1", Path.exists, "--prepare does not go with --all or a range of seeds"),
+    ("--prepare --all", Path.exists, "--prepare does not go with --all or a range of seeds"),
 ]  # fmt: skip
 
 
@@ -2230,9 +2236,47 @@ def test_language_model_refuses_in_one_line_and_creates_nothing():
             spoil(lm_tokens())
             before = sorted(folder.rglob("*"))
             code, _, err = lm(words)
-            expected = expected if there or "--prepare" not in words else "pip install sentencepiece"
+            if "--prepare" in words and "does not go" not in expected and not there:
+                expected = "pip install sentencepiece"
             assert code == 2 and err.count("\n") == 1 and expected in err, (words, err)
             assert sorted(folder.rglob("*")) == before, words
+
+
+def numbers(name, kind, change):
+    """Damage that the hashes do not show: `change` the array in a file before they are taken."""
+
+    def spoil(tokens):
+        found = np.fromfile(tokens / name, kind)
+        change(found)
+        (tokens / name).write_bytes(found.tobytes())
+        lm_about(tokens)
+
+    return spoil
+
+
+DAMAGED = {  # what is said -> what was done to the tokens
+    "train.tokens is not what --prepare wrote": lambda tokens: flip(tokens / "train.tokens"),
+    "test.ends is not what": lambda tokens: os.truncate(tokens / "test.ends", 16),
+    "pieces.model'": lambda tokens: (tokens / "pieces.model").unlink(),
+    "about.json lacks 'sha256'": lambda tokens: (tokens / "about.json").write_text("{}"),
+    "Expecting value": lambda tokens: (tokens / "about.json").write_text(""),
+    "train.ends does not cut": numbers("train.ends", "<i8", lambda ends: ends.put(3, 10**12)),
+    "test.ends does not cut": numbers("test.ends", "<i8", lambda ends: ends.put(0, -5)),
+    "valid.ends does not cut": numbers("valid.ends", "<i8", lambda ends: ends.put(-1, 10**12)),
+    "valid.tokens has piece 40, where the last one is 39": numbers(
+        "valid.tokens", "<u2", lambda x: x.put(9, 40)
+    ),
+}
+
+
+def test_damaged_tokens_are_never_trained_on():
+    for (said, spoil), words in itertools.product(DAMAGED.items(), ("", "--prepare")):
+        with workplace() as folder:
+            spoil(lm_tokens())
+            before = sorted(folder.rglob("*"))
+            code, _, err = lm(words)
+            assert code == 2 and err.count("\n") == 1 and said in err and "is damaged: remove it" in err, err
+            assert sorted(folder.rglob("*")) == before, said
 
 
 def test_tokens_are_those_of_sentencepiece():
@@ -2261,19 +2305,116 @@ def test_tokens_are_those_of_sentencepiece():
         assert result["config"]["pieces_sha256"] == hashlib.sha256(model.read_bytes()).hexdigest()
 
 
+@contextlib.contextmanager
+def server(files):
+    """An address that serves {name: (bytes, how many of them are sent before the line is cut)}."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            content, sent = files[self.path[1:]]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[:sent])
+
+        def log_message(self, *about):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{serving.server_port}"
+        finally:
+            serving.shutdown()
+            thread.join()
+
+
 def test_download_is_whole_or_not_at_all():
     with zipfile.ZipFile(packed := io.BytesIO(), "w") as file:
         for split in SPLITS:
             file.writestr(f"wikitext-103-raw/wiki.{split}.raw", f"{split} text")
-    whole = packed.getvalue()
-    cases = {b"<html>": "not a zip", whole.replace(b"n text", b"N text"): "CRC", whole: "no tokens yet"}
-    with workplace(), mock.patch.object(lm_wikitext, "ADDRESSES", ["file:nowhere", "file:archive"]):
-        for content, expected in cases.items():
-            Path("archive").write_bytes(content)
-            code, _, err = lm("--download")
+    whole, torn = packed.getvalue(), packed.getvalue().replace(b"n text", b"N text")
+    cases = [(whole, 300, "IncompleteRead"), (b"<html>", 6, "not a zip"), (torn, len(torn), "CRC")]
+    cases.append((whole, len(whole), "no tokens yet"))
+    served = {}
+    with workplace(), server(served) as address:
+        addresses = ["file:nowhere", f"{address}/archive"]
+        for content, sent, expected in cases:
+            served["archive"] = content, sent
+            with mock.patch.object(lm_wikitext, "ADDRESSES", addresses):
+                code, _, err = lm("--download")
             assert code == 2 and err.count("\n") == 1 and expected in err, err
-            assert content == whole or not os.listdir("data")
+            assert sent == len(whole) or not list(Path().rglob("*.*"))
         assert all(Path(f"data/wiki.{split}.raw").read_text() == f"{split} text" for split in SPLITS)
+        served["text"] = A_FILE, len(A_FILE)
+        hashes = {hashlib.sha256(A_FILE).hexdigest(): 0, "another": 2}
+        for wanted, code in reversed(hashes.items()):
+            with mock.patch.multiple(lm_shakespeare, ADDRESS=f"{address}/text", SHA256=wanted):
+                found, _, err = command("--scale smoke --data text --download", Shakespeare)
+            assert (found, Path("text").exists()) == (code, not code) and err.count("another file") == bool(
+                code
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Job arrays; .ci/test_slurm.sh has those on a real SLURM
+# ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def element(line, index="0", *, ends=0, scontrol="exit 1", seconds=0.01):
+    """An element of a job array, of made-up programs: --list prints `line`, a trial prints its flags."""
+    python = f'if [ "$2" = --list ]; then cat line; else printf "<%s>" ran "$@"; exit {ends}; fi'
+    sleep, timeout = (shutil.which(name) for name in ("sleep", "timeout"))
+    made_up = {"python": python, "scontrol": scontrol, "sleep": f"exec {sleep} {seconds}"}
+    made_up["timeout"] = f'echo asked >&2; shift; exec {timeout} {seconds} "$@"'
+    with workplace() as folder:
+        Path("line").write_text(line)
+        for name, text in made_up.items():
+            Path(name).write_text(f"#!/bin/sh\n{text}\n")
+            Path(name).chmod(0o755)
+        env = os.environ | dict(PATH=f"{folder}:{os.environ['PATH']}", SLURM_ARRAY_TASK_ID=index)
+        env.pop("PYTHON", None)
+        script = ["bash", str(HERE / "slurm_array.sh"), "reverse.py", "fig2"]
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with subprocess.Popen(script, env=env | {"SLURM_ARRAY_JOB_ID": "7"}, **pipes) as running:
+            yield running
+
+
+def test_an_element_of_a_job_array_runs_its_trial_or_nothing():
+    if not shutil.which("timeout"):
+        raise Skip("no program `timeout`")
+    lines = {"python reverse.py --out 'a  b' --seed 3": "<ran><reverse.py><--out><a  b><--seed><3>"}
+    lines |= dict.fromkeys(
+        ["", "b' --seed 0", "touch x", "python other.py", "python reverse.py.x", "python"], ""
+    )
+    cases = [(line, "0", wanted) for line, wanted in lines.items()] + [("python reverse.py 'a", "0", "")]
+    cases += [("python reverse.py", index, "") for index in ("-1", "abc", "", "0x0", "1", "9" * 30)]
+    for line, index, wanted in cases:
+        with element(line, index) as running:
+            out, err = running.communicate()
+            wrong = "" if wanted else "slurm_array.sh: error: "
+            assert (running.returncode, out) == (0 if wanted else 2, wanted) and wrong in err, (
+                line,
+                index,
+                err,
+            )
+
+
+def test_an_element_asks_a_silent_controller_for_a_while():
+    if not shutil.which("timeout"):
+        raise Skip("no program `timeout`")
+    for scontrol in ("exit 1", f"exec {shutil.which('sleep')} 100"):
+        with element("python reverse.py", ends=75, scontrol=scontrol) as running:
+            _, err = running.communicate()
+            assert (running.returncode, err.count("asked")) == (75, 20), err
+            assert err.count("slurm_array.sh: scontrol has not requeued 7_0 in 20 tries") == 1, err
+    with element("python reverse.py", ends=75, scontrol="touch asked; exit 1", seconds=1) as running:
+        wait_for(Path("asked").exists)
+        start = time.monotonic()
+        running.terminate()
+        assert running.wait() == 75 and time.monotonic() - start < 10
 
 
 # ------------------------------------------------------------------------------------------------------------

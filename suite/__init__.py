@@ -1,0 +1,1 @@
+"""What the scripts share beyond the paper."""
