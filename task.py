@@ -156,6 +156,9 @@ class Task:
         """One trial -> its exit code."""
         return trial.train([trial.Trial(self, argv)], stop)[0]
 
+    def hint(self):
+        """A line to print below the metrics of a finished trial, if there is anything to say."""
+
     def result(self):
         """The metrics of the trial if it is done."""
         return trial.finished(self.folder)

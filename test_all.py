@@ -2028,19 +2028,27 @@ def test_committed_results_have_the_tokens_of_tiny_shakespeare():
     if not WHOLE_TEXT.exists():
         raise Skip("no data/tinyshakespeare.txt: python lm_shakespeare.py --download")
     for name, wanted in TOKENS.items():
-        tokenizer, train, valid = lm_shakespeare.tokenized(lm_shakespeare.read(WHOLE_TEXT), name)
+        tokenizer, train, valid = lm_shakespeare.tokenized(lm_shakespeare.read_text(WHOLE_TEXT), name)
         assert (len(tokenizer.types), len(train), len(valid)) == wanted
 
 
 def test_shakespeare_is_sampled():
     words = "--scale smoke --pe layernorm-learned --lr 0.03 --iterations 150"
     with library() as folder:
-        assert command(words, Shakespeare)[0] == 0
+        hints = [
+            command(words, Shakespeare)[1].splitlines()[-1] for _ in range(2)
+        ]  # when done, and done already
+        assert hints[0] == hints[1]
+        code, said, err = command(hints[0].partition("lm_shakespeare.py ")[2], Shakespeare)
+        assert code == 0 and said.startswith('"""Tiny') and len(said) == 408, err
         code, said, err = command(f"{words} --sample 'The '", Shakespeare)
         task, saved = task_of(words, Shakespeare, build=True), folder_in(folder) / "last.pt"
         refused, _, why = command(f"{words} --sample 'The €'", Shakespeare)
         model, drawn = task.model(), task.tokenizer.encode("The ").tolist()
         model.load_state_dict(torch.load(saved, weights_only=True)["model"])
+        for more in ("--seed 0-1", "--all table1"):
+            several, out, fault = command(f"{words} --sample 'The ' {more}", Shakespeare)
+            assert several == 2 and fault.count("\n") == 1 and "--sample does not go" in fault and not out
     generator = torch.Generator().manual_seed(0)
     for _ in range(400):
         chances = model(torch.tensor([drawn[-8:]]))[0, -1].double().softmax(0).detach()

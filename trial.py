@@ -108,6 +108,20 @@ def unpack(path, device):
     return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
 
 
+def load_weights(model, path, device, key=None):
+    """Those of a snapshot, or under `key` in a checkpoint; they are refused if they are not this model's."""
+    try:
+        content = unpack(path, device)
+        model.load_state_dict(content if key is None else content[key])
+    except Exception as error:
+        if isinstance(error, OSError) or is_out_of_memory(error):
+            raise
+        what = repr(error).replace("\n", " ")[:200]
+        raise Refused(f"{path} cannot be used: {what}") from None
+    if not all(x.isfinite().all() for x in model.parameters()):
+        raise Refused(f"{path} cannot be used: its weights are not finite")
+
+
 def read_json(path, key):
     """The dictionary under `key` in a file, and all of it; None twice where there is no usable file."""
     try:
@@ -328,7 +342,7 @@ class Trial:
     def is_done(self):
         if metrics := finished(self.folder):
             say(f"{self.folder} is finished:")
-            show_metrics(metrics)
+            self.show(metrics)
             self.end(0)
         return self.code == 0
 
@@ -394,8 +408,13 @@ class Trial:
         }
         write_json(self.folder / "result.json", result)
         (self.folder / "previous.pt").unlink(missing_ok=True)
-        show_metrics(metrics)
+        self.show(metrics)
         self.end(0)
+
+    def show(self, metrics):
+        show_metrics(metrics)
+        if hint := self.task.hint():
+            say(hint)
 
     def stopped(self):
         self.save()
