@@ -267,15 +267,26 @@ class Stability(DualFrequency):
         plumbing("--train", False, "train the trial first where that is not done", action="store_true")
 
     @classmethod
+    def implied(cls, given):
+        """With --trial: the flags of that trial, read from its config.json as from a command line."""
+        if (folder := given.get("trial")) is None:
+            return {}
+        if given.keys() & {"train", "list", "all", "report"}:
+            raise Refused("--trial is one trial's folder: leave out --train, --list, --all and --report")
+        config, _ = trial.read_json(Path(folder) / "config.json", "config")
+        if config is None or not config.get("dual_freq"):
+            raise Refused(f"{folder} is not the folder of a dual-frequency trial")
+        if differ := [name for name in given.keys() & config.keys() if given[name] != config[name]]:
+            flags = ", ".join(" ".join(cli.as_flag(name, config[name])) for name in sorted(differ))
+            raise Refused(f"{folder} was trained with {flags}: leave out the flags that differ")
+        words = []
+        for name, value in config.items():
+            if name != "precision" and value is not None and value is not False:  # all is in fp32 here
+                words += cli.as_flag(name, value)
+        return vars(cli.declare(cls)[0].parse_args(words))
+
+    @classmethod
     def bind(cls, args):
-        """With --trial, the flags are those of that trial."""
-        if args.trial is not None:
-            if args.train or {args.list, args.all, args.report} != {None}:
-                raise Refused("--trial is one trial's folder: leave out --train, --list, --all and --report")
-            config, _ = trial.read_json(Path(args.trial) / "config.json", "config")
-            if config is None or not config.get("dual_freq"):
-                raise Refused(f"{args.trial} is not the folder of a dual-frequency trial")
-            vars(args).update(config)
         args.dual_freq = True
         return cls(args)
 
@@ -304,26 +315,45 @@ class Stability(DualFrequency):
             if code := trial.train([training], stop)[0]:
                 return code
         self.folder = Path(args.trial or self.folder)
-        if not any(self.folder.glob("snapshots/*.pt")):
+        trial.refuse_other_flags(self.folder, self.config)
+        content, missing = self.measured(args.overwrite)
+        if not missing and not content["by_condition"][CONDITIONS[0]]:
             how = "train the trial first (--train), with --snapshot-every above 0"
             raise Refused(f"{self.folder} has no snapshots: {how}")
-        trial.refuse_other_flags(self.folder, self.config)
+        if lost := [path.name for path in missing.values() if not path.exists()]:
+            names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+            raise Refused(
+                f"{self.folder}/snapshots lacks {names}: reverse.py --dual-freq --overwrite trains it anew"
+            )
         if (lock := trial.lock(self.folder / "stability.lock")) is None:
             return trial.RUNNING_ELSEWHERE
         with lock:
-            if args.overwrite:
-                (self.folder / "stability.json").unlink(missing_ok=True)
             return self.measure(argv, stop)
 
-    def measured(self):
-        """The content of stability.json, of the same pairs, and the snapshots that it has no numbers of."""
+    def measured(self, anew=False):
+        """The content of stability.json, of the same pairs, and {iteration: file} of what it lacks."""
         settings = {"pairs": self.args.pairs, "target": self.args.target}
-        _, content = trial.read_json(self.folder / "stability.json", "by_condition")
-        if content is None or not settings.items() <= content.items():
+        found, content = trial.read_json(self.folder / "stability.json", "by_condition")
+        if anew or not found or not settings.items() <= content.items() or not is_whole(found, content):
             content = settings | {"by_condition": {c: {} for c in CONDITIONS}, "seconds": 0.0}
-        known = content["by_condition"][CONDITIONS[0]]
-        snapshots = {int(path.stem): path for path in sorted(self.folder.glob("snapshots/*.pt"))}
-        return content, {i: path for i, path in snapshots.items() if str(i) not in known}
+        known = set(map(int, content["by_condition"][CONDITIONS[0]]))
+        return content, {i: path for i, path in self.snapshots(known).items() if i not in known}
+
+    def snapshots(self, known):
+        """{iteration: file} of all that the trial has written by now; other files there are not its own."""
+        run, _ = trial.read_json(self.folder / "config.json", "run")
+        every = (run or {}).get("snapshot_every", self.args.snapshot_every)
+        if not isinstance(every, int) or every < 1:
+            return {}
+        promised = {
+            i: self.folder / "snapshots" / f"{i:06d}.pt"
+            for i in range(every, self.args.iterations + 1, every)
+        }
+        if not trial.finished(self.folder):
+            names = {path.name for path in self.folder.glob("snapshots/*.pt")}
+            last = max((i for i, path in promised.items() if path.name in names or i in known), default=0)
+            promised = {i: path for i, path in promised.items() if i <= last}
+        return promised
 
     def result(self):
         """Of the last snapshot, once all that the finished trial has are done."""
@@ -334,7 +364,7 @@ class Stability(DualFrequency):
 
     def measure(self, argv, stop):
         """The snapshots that have no numbers yet."""
-        args, (content, missing) = self.args, self.measured()
+        args, (content, missing) = self.args, self.measured(self.args.overwrite)
         args.precision = "fp32"  # whatever the trial was trained in
         device = trial.choose_device(args)
         how = {"engine": "torch", "precision": "fp32", "deterministic": args.deterministic}
@@ -349,8 +379,10 @@ class Stability(DualFrequency):
             if stop.requested:
                 return trial.STOPPED
             started = time.perf_counter()
-            load(model, snapshot, device)
+            trial.load_weights(model, snapshot, device)
             means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
+            if not all(map(math.isfinite, means)):
+                raise Refused(f"{snapshot} cannot be used: the stability of its gradients is not finite")
             for condition, mean in zip(CONDITIONS, means):
                 content["by_condition"][condition][str(iteration)] = mean
             content["seconds"] += (took := time.perf_counter() - started)
@@ -361,13 +393,14 @@ class Stability(DualFrequency):
         return 0
 
 
-def load(model, path, device):
-    try:
-        model.load_state_dict(trial.unpack(path, device))
-    except (trial.Torn, RuntimeError) as error:
-        if trial.is_out_of_memory(error):
-            raise
-        raise Refused(f"{path} cannot be used: {error!r}".replace("\n", " ")) from None
+def is_whole(by_condition, content):
+    """Whether a stability.json has finite numbers, of the same snapshots under all conditions."""
+    tables = [by_condition.get(condition) for condition in CONDITIONS]
+    if not all(isinstance(x, dict) and x.keys() == tables[0].keys() for x in tables):
+        return False
+    numbers = [content.get("seconds"), *(number for x in tables for number in x.values())]
+    finite = all(isinstance(number, float) and math.isfinite(number) for number in numbers)
+    return finite and all(map(str.isdecimal, tables[0]))
 
 
 if __name__ == "__main__":

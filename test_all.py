@@ -1853,17 +1853,56 @@ def test_stability_from_trial_to_report():
         close([values["20"] for values in first.values()], wanted, 1e-5)
         # Snapshots without numbers are evaluated, in fp32; all of them with --overwrite, or after damage.
         assert task.result() and evaluated(smoke) == 0
-        shutil.copy(folder / "snapshots/000010.pt", folder / "snapshots/000011.pt")
+        for foreign in ("000011.pt", "000022.pt", "foo.pt", "000010 (copy).pt"):
+            shutil.copy(folder / "snapshots/000010.pt", folder / "snapshots" / foreign)
+        assert task.result() and evaluated(smoke) == 0
+        content = saved()
+        for values in content["by_condition"].values():
+            del values["10"]
+        path.write_text(json.dumps(content))
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # as training may have left it
         assert not task.result() and evaluated(f"--trial {folder} --pairs 8") == 1 and task.result()
         assert torch.backends.mkldnn.matmul.fp32_precision == "none" and saved()["precision"] == "fp32"
-        wanted = {c: values | {"11": values["10"]} for c, values in first.items()}
-        assert saved()["by_condition"] == wanted
+        assert saved()["by_condition"] == first
         path.write_text(path.read_text()[:-100])
-        assert [evaluated(smoke + more) for more in ("", " --overwrite", " --target 1", "")] == [11] * 4
-        assert saved()["by_condition"] == wanted
+        assert [evaluated(smoke + more) for more in ("", " --overwrite", " --target 1", "")] == [10] * 4
+        assert saved()["by_condition"] == first
         out = command(f"{smoke} --report", Stability)[1]
-        assert all(f"{values['20']:.4f}" in out for values in wanted.values()), out
+        assert all(f"{values['20']:.4f}" in out for values in first.values()), out
+
+
+def test_snapshots_that_cannot_be_used_are_named():
+    weights = lambda path: torch.load(path, weights_only=True).items()
+    scaled = lambda by: lambda path: torch.save({name: x * by for name, x in weights(path)}, path)
+    spoils = [cut, Path.unlink, scaled(math.nan), scaled(1e38)]  # the last one's gradients are inf - inf
+    spoils += [lambda path, x=x: torch.save(x, path) for x in ([1], torch.ones(3), {"other": 1})]
+    with workplace():
+        assert command("--scale smoke --iterations 5 --dual-freq")[0] == 0
+        folder = folder_in(".")
+        whole = (middle := folder / "snapshots/000003.pt").read_bytes()
+        for spoil in spoils:
+            spoil(middle)
+            for words in ("", " --overwrite"):
+                code, _, err = command(f"--scale smoke --iterations 5{words}", Stability)
+                assert code == 2 and err.count("\n") == 1 and "000003.pt" in err, err
+            measured = folder / "stability.json"
+            assert not measured.exists() or max(map(int, read_conditions(measured)[0])) == 2
+            middle.write_bytes(whole)
+        assert command("--scale smoke --iterations 5", Stability)[0] == 0
+        assert [sorted(x) for x in read_conditions(measured)] == [list("12345")] * 4
+        for damage in ({}, [], {"rare/rare": {}}, {name: {"1": "a"} for name in reverse.CONDITIONS}):
+            measured.write_text(json.dumps(json.loads(measured.read_text()) | {"by_condition": damage}))
+            assert command("--scale smoke --iterations 5", Stability)[0] == 0
+            assert [sorted(x) for x in read_conditions(measured)] == [list("12345")] * 4
+        middle.unlink()  # it is of no more use
+        assert command(f"--trial {folder} --pairs 16 --model lstm --vocab 8", Stability)[0] == 0
+        for words in ("--model gru", "--iterations 20", "--seed 0-4"):
+            code, _, err = command(f"--trial {folder} {words}", Stability)
+            assert code == 2 and err.count("\n") == 1 and "was trained with --" in err, err
+
+
+def read_conditions(path):
+    return list(json.loads(path.read_text())["by_condition"].values())
 
 
 def test_stability_refusals():
