@@ -158,15 +158,15 @@ class Shakespeare(Task):
         return [self.windows(tokens, some) for some in starts.split(at_once)]
 
     @torch.no_grad()
-    def perplexity(self, model, tokens, how):
+    def perplexity_of(self, model, tokens, how):
         parts = self.parts(tokens)
         losses = [self.loss_and_accuracy(model, part, how)[0].double() * len(part.inputs) for part in parts]
         return common.perplexity(sum(losses) / sum(len(part.inputs) for part in parts))
 
     def evaluate(self, model, how):
         return {
-            "train_perplexity": self.perplexity(model, self.train, how),
-            "valid_perplexity": self.perplexity(model, self.valid, how),
+            "train_perplexity": self.perplexity_of(model, self.train, how),
+            "valid_perplexity": self.perplexity_of(model, self.valid, how),
             "types": len(self.tokenizer.types),
             "train_tokens": len(self.train),
             "valid_tokens": len(self.valid),
@@ -431,7 +431,7 @@ GRIDS = {
     "smoke": grids(range(1), dict(heads=2, layers=2), [2, 4], [1, 2], [4, 8]),
 }
 
-valid_perplexity = itemgetter("valid_perplexity")
+perplexity = itemgetter("valid_perplexity")
 
 
 def nats_per_character(metrics):
@@ -448,7 +448,7 @@ def far(metrics):
     return np.mean(scores[len(scores) // 2 :])
 
 
-SWEPT = {"validation perplexity": valid_perplexity, "seconds": itemgetter("seconds")}
+SWEPT = {"validation perplexity": perplexity, "seconds": itemgetter("seconds")}
 BASIC = {"train perplexity": itemgetter("train_perplexity")} | SWEPT
 COUNTS = {
     "types": itemgetter("types"),
@@ -478,7 +478,7 @@ def means(cells, scale, document=None, more=None):
     texts = {metrics["text"]["text_sha256"] for metrics in cells.finished()}
     lines = []
     for cell, trials in cells.groups().items():
-        if not (values := trials.values(valid_perplexity)):
+        if not (values := trials.values(perplexity)):
             continue
         line = {k: str(v) for k, v in cell} | {"n": str(len(values))}
         for name, metric in (BASIC | (more or {})).items():
@@ -527,35 +527,16 @@ CHAR, WORD, BPE = (dict(tokenizer=name) for name in TOKENIZERS)
 LAYERS_16, CONTEXT_256, PAPER = dict(layers=16), dict(context=256), dict(scales=("paper",))
 FLAT = "scores do not fall with distance under {pe}"
 CLAIMS = [  # what is worse has the higher perplexity
-    Claim("table1", "learned is worse than rotary", valid_perplexity, LEARNED, ROTARY),
-    Claim("table1", "layernorm-learned is worse than learned", valid_perplexity, NORMED, LEARNED),
-    Claim("table1", "sin is worse than layernorm-learned", valid_perplexity, SIN, NORMED),
-    Claim(
-        "heads",
-        "the most heads are worse than the fewest",
-        valid_perplexity,
-        dict(heads=max),
-        dict(heads=min),
-    ),
-    Claim(
-        "layers",
-        "the fewest layers are worse than 16",
-        valid_perplexity,
-        dict(layers=min),
-        LAYERS_16,
-        **PAPER,
-    ),
-    Claim(
-        "layers", "the most layers are worse than 16", valid_perplexity, dict(layers=max), LAYERS_16, **PAPER
-    ),
-    Claim(
-        "context", "128 tokens are worse than 256", valid_perplexity, dict(context=128), CONTEXT_256, **PAPER
-    ),
-    Claim(
-        "context", "512 tokens are worse than 256", valid_perplexity, dict(context=512), CONTEXT_256, **PAPER
-    ),
-    Claim("table2", "words are worse than characters, per token", valid_perplexity, WORD, CHAR),
-    Claim("table2", "byte pairs are worse than characters, per token", valid_perplexity, BPE, CHAR),
+    Claim("table1", "learned is worse than rotary", perplexity, LEARNED, ROTARY),
+    Claim("table1", "layernorm-learned is worse than learned", perplexity, NORMED, LEARNED),
+    Claim("table1", "sin is worse than layernorm-learned", perplexity, SIN, NORMED),
+    Claim("heads", "the most heads are worse than the fewest", perplexity, dict(heads=max), dict(heads=min)),
+    Claim("layers", "the fewest layers are worse than 16", perplexity, dict(layers=min), LAYERS_16, **PAPER),
+    Claim("layers", "the most layers are worse than 16", perplexity, dict(layers=max), LAYERS_16, **PAPER),
+    Claim("context", "128 tokens are worse than 256", perplexity, dict(context=128), CONTEXT_256, **PAPER),
+    Claim("context", "512 tokens are worse than 256", perplexity, dict(context=512), CONTEXT_256, **PAPER),
+    Claim("table2", "words are worse than characters, per token", perplexity, WORD, CHAR),
+    Claim("table2", "byte pairs are worse than characters, per token", perplexity, BPE, CHAR),
     Claim("table2", "byte pairs are worse than characters, per character", nats_per_character, BPE, CHAR),
     Claim("decay", "scores fall with distance under rotary", near, ROTARY, ROTARY, than=far),
     *(Claim("decay", FLAT, near, pe, pe, than=far, where=pe, no_gain=True) for pe in (LEARNED, SIN, NORMED)),
