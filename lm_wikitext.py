@@ -17,7 +17,8 @@ The text has one paragraph per line. Blank lines are dropped, and so are heading
 SentencePiece learns the pieces from the training split: its unigram model, with its defaults but for the
 longest line. There is no begin or end token, so a paragraph of one piece has nothing to predict and is left
 out. Rare characters (0.05% of the text) become piece 0, the unknown one, which is read but not scored. The
-< and > of a "<unk>" in the text are unknown too, since SentencePiece learns nothing from it.
+< and > of a "<unk>" in the text are unknown too, since SentencePiece learns nothing from it. A trial reads
+no tokens but those that --prepare wrote: their hashes are kept beside them.
 
 A batch is packed: the first pieces of all its paragraphs, then the second pieces of those that have one,
 and so on. So padding is never computed. On CUDA, where starting a kernel costs more, a batch is padded to

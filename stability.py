@@ -322,9 +322,8 @@ class Stability(DualFrequency):
             raise Refused(f"{self.folder} has no snapshots: {how}")
         if lost := [path.name for path in missing.values() if not path.exists()]:
             names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-            raise Refused(
-                f"{self.folder}/snapshots lacks {names}: reverse.py --dual-freq --overwrite trains it anew"
-            )
+            how = "reverse.py --dual-freq --overwrite trains it anew"
+            raise Refused(f"{self.folder}/snapshots lacks {names}: {how}")
         if (lock := trial.lock(self.folder / "stability.lock")) is None:
             return trial.RUNNING_ELSEWHERE
         with lock:
@@ -345,15 +344,13 @@ class Stability(DualFrequency):
         every = (run or {}).get("snapshot_every", self.args.snapshot_every)
         if not isinstance(every, int) or every < 1:
             return {}
-        promised = {
-            i: self.folder / "snapshots" / f"{i:06d}.pt"
-            for i in range(every, self.args.iterations + 1, every)
-        }
-        if not trial.finished(self.folder):
-            names = {path.name for path in self.folder.glob("snapshots/*.pt")}
-            last = max((i for i, path in promised.items() if path.name in names or i in known), default=0)
-            promised = {i: path for i, path in promised.items() if i <= last}
-        return promised
+        folder, iterations = self.folder / "snapshots", range(every, self.args.iterations + 1, every)
+        promised = {i: folder / f"{i:06d}.pt" for i in iterations}
+        if trial.finished(self.folder):
+            return promised
+        names = {path.name for path in folder.glob("*.pt")}
+        last = max((i for i, path in promised.items() if path.name in names or i in known), default=0)
+        return {i: path for i, path in promised.items() if i <= last}
 
     def result(self):
         """Of the last snapshot, once all that the finished trial has are done."""
@@ -389,7 +386,7 @@ class Stability(DualFrequency):
             trial.write_json(self.folder / "stability.json", content)
             text = "  ".join(f"{condition} {mean:.4f}" for condition, mean in zip(CONDITIONS, means))
             trial.say(f"iteration {iteration}  {text}  {took:.1f} s")
-        trial.say(f"{self.folder / 'stability.json'} has them all")
+        trial.say(f"{self.folder / 'stability.json'} has all {len(content['by_condition'][CONDITIONS[0]])}")
         return 0
 
 
