@@ -330,12 +330,19 @@ class GRU(nn.GRU):
     """A layer: what it reads, (T, B, inputs), and the answered steps -> their outputs, (M, B, H)."""
 
     def forward(self, x, steps):
-        return select(super().forward(x)[0], steps)
+        return select(self.every_step(x), steps)
+
+    def every_step(self, x):
+        """The outputs of all steps, of x as nn.GRU takes it."""
+        return super().forward(x)[0]
 
 
 class LSTM(nn.LSTM):
     def forward(self, x, steps):
-        return select(super().forward(x)[0], steps)
+        return select(self.every_step(x), steps)
+
+    def every_step(self, x):
+        return super().forward(x)[0]
 
 
 class S4D(nn.Module):

@@ -3,32 +3,36 @@
     python lm_shakespeare.py --pe rotary --seed 0 --download     # one cell of Table 1, one seed
     python lm_shakespeare.py --list table1                       # the commands of all its trials
     python lm_shakespeare.py --scale quick --all table1          # a reduced Table 1 on a CPU
-    python lm_shakespeare.py --sample "ROMEO:"                   # some lines from the trained trial
+    python lm_shakespeare.py --sample "ROMEO:"                   # some lines from that trial: give its flags
     python lm_shakespeare.py --report                            # tables, figures and claims so far
 
     in   F i r s t _ C i t i z e
     out  i r s t _ C i t i z e n        every token is answered by the next one
 
-Tables 1 and 2 and Figs. 1-3 of "Positional Encoding, Tokenization, and Architecture Hyperparameters for
-Transformers" by Charles and Lau, here "the document". Its search for the best sizes is --all heads, then
---all layers, then --all context. What it leaves open is ours: queries, keys and values without bias (as its
-Eq. 3), a last LayerNorm, a constant rate without warm-up or clipping; byte pairs start from the characters,
-and may hold spaces and line ends. A perplexity is that of consecutive windows of --context tokens: all of the
-validation text (but a short last one), and as many, evenly spread, of the training text. Attention scores are
-those of the first 16,384 tokens of the validation text.
+These are Tables 1 and 2 and Figs. 1-3 of "Positional Encoding, Tokenization, and Architecture Hyperparameters
+for Transformers" by Charles and Lau, here "the document". Its search for the best sizes is --all heads, then
+--all layers, then --all context. What it leaves open is our choice: queries, keys and values without bias (as
+in its Eq. 3), a last LayerNorm, a constant rate without warm-up or clipping. Byte pairs start from the
+characters, and may hold spaces and line ends.
+
+A perplexity is measured on consecutive windows of --context tokens: on all of the validation text but a last
+window that would be too short, and on as many windows of the training text, evenly spread. Attention scores
+are measured on the first 16,384 tokens of the validation text.
 At full size a trial is for a GPU; at quick scale it takes about a minute on one core of an AMD EPYC.
 """
 
-from suite import cli, fast, files, machine, tables
+from suite import cli, fast, machine, tables
 from suite.claims import Claim, Figure, metric
-from suite.flags import AT_LEAST_2, COUNT, cross
+from suite.fetch import fetch
+from suite.flags import AT_LEAST_2, COUNT, as_words, cross, declare
 from suite.task import Task
-from suite.trial import refuse_other_flags
+from suite.trial import load_weights, refuse_other_flags
 
 import functools
 import hashlib
 import math
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +42,171 @@ from torch import nn
 
 import common
 from common import Episode, Refused
-from lm_wikitext import fetch
 
 ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 DATA = "data/tinyshakespeare.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+# ------------------------------------------------------------------------------------------------------------
+# The task
+# ------------------------------------------------------------------------------------------------------------
+
+NAMED = {"pe": "transformer-", "tokenizer": "", "context": "T"}
+RECURRENT = ("--model", "--engine", "--hidden", "--embed", "--vocab", "--length", "--held-out")
+RECURRENT += ("--no-conv", "--combine", "--encode", "--amplitude", "--bands")
+
+
+class Shakespeare(Task):
+    name = "lm_shakespeare"
+    named, what_to_lower = NAMED, "--batch, --context, --width or --layers"
+    without = ("--pe", "--warmup", *RECURRENT)  # --pe has other choices here, and the rate is constant
+    only_alone = ("sample",)
+
+    @staticmethod
+    def add_flags(science, plumbing):
+        science("--pe", "rotary", "encoding of the position", choices=list(ENCODINGS))
+        science("--tokenizer", "char", "what a token is", choices=TOKENIZERS)
+        science("--layers", 6, "blocks of attention and network, L", type=COUNT)
+        science("--heads", 6, "attention heads of each block, H", type=COUNT)
+        science("--context", 256, "tokens that are read at once, T", type=AT_LEAST_2)
+        science("--width", 384, "size of a token's vector, D", type=COUNT)
+        science("--positions", None, "of a learned table: its maximum length (--context)", type=COUNT)
+        plumbing("--data", DATA, "a plain text", metavar="FILE")
+        plumbing("--download", False, "fetch tiny Shakespeare if --data is missing", action="store_true")
+        plumbing("--sample", None, "draw what follows TEXT from the trained trial", metavar="TEXT")
+
+    def __init__(self, args, config, folder):
+        super().__init__(args, config, folder)
+        self.tokenizer = self.train = self.valid = None  # build makes them
+
+    @classmethod
+    def defaults(cls, args):
+        return {}
+
+    def check(self):
+        a = self.args
+        if a.width % a.heads:
+            raise Refused(f"--heads {a.heads} does not divide --width {a.width}")
+        size = a.width // a.heads if a.pe == "rotary" else a.width
+        if a.pe in ("sin", "rotary") and size % 2:
+            what = "--width, of rotary --width / --heads,"
+            raise Refused(f"--pe {a.pe} is pairs of sine and cosine: {what} must be even, got {size}")
+        if a.positions and (ENCODINGS[a.pe] is not common.Learned or a.context > a.positions):
+            got = f"got --pe {a.pe} and --context {a.context}"
+            raise Refused(f"--positions {a.positions} needs a learned --pe and no larger --context: {got}")
+
+    def positions(self):
+        return self.args.positions or self.args.context
+
+    def rate(self, i):
+        return self.args.lr
+
+    def is_small(self):
+        return self.args.width < 256
+
+    def memory(self):
+        """Bytes: weights of blocks and positions, their gradients, Adam's two moments; and half of what the
+        blocks keep for the backward pass, since bf16 needs no more. The layers are not built for this: a
+        million of them would take too long."""
+        a = self.args
+        weights = 12 * a.layers * a.width**2 + self.positions() * a.width
+        return 4 * (4 * weights + 6 * a.layers * a.batch * a.context * a.width)
+
+    def begin(self):
+        """Find the text, which --download gets. With --sample, draw from the trial, and end."""
+        if self.args.download:
+            fetch([ADDRESS], Path(self.args.data), SHA256)
+        self.config["text_sha256"] = hashlib.sha256(read_text(self.args.data).encode()).hexdigest()
+        return None if self.args.sample is None else self.sample()
+
+    def build(self, device):
+        context = self.args.context
+        self.tokenizer, train, valid = tokenized(read_text(self.args.data), self.args.tokenizer)
+        if context >= (shorter := min(len(train), len(valid))):
+            raise Refused(f"--context {context} needs a longer text: one part has {shorter} tokens")
+        self.train, self.valid = train.to(device), valid.to(device)
+
+    def model(self):
+        a, vocab = self.args, len(self.tokenizer.types)
+        return Transformer(a.pe, vocab, a.width, a.heads, a.layers, self.positions())
+
+    def windows(self, tokens, starts):
+        cut = tokens.unfold(0, self.args.context + 1, 1)[starts]  # (B, T+1)
+        return Episode(cut[:, :-1], cut[:, 1:], slice(None))
+
+    def training_episode(self, i):
+        k = common.key(self.seed, common.TRAINING, i, device=self.train.device)
+        starts = len(self.train) - self.args.context
+        return self.windows(self.train, common.uniform_integers(k, (self.batch,), starts))
+
+    def loss_and_accuracy(self, model, episode, engine):
+        features = model.features(episode.inputs).flatten(0, 1)
+        return fast.cross_entropy(features, model.readout, episode.targets.flatten())
+
+    def parts(self, tokens):
+        """Consecutive windows of the validation part, or as many spread over the training part.
+
+        They come about 16,384 tokens at a time, whatever --batch is: the last bits of a sum depend on how it
+        is cut.
+        """
+        context, at_once = self.args.context, max(1, 2**14 // self.args.context)
+        count, end = (len(self.valid) - 1) // context, len(tokens) - context - 1
+        n = torch.arange(count, device=tokens.device)
+        starts = n * context if tokens is self.valid else n * end // max(1, count - 1)
+        return [self.windows(tokens, some) for some in starts.split(at_once)]
+
+    @torch.no_grad()
+    def perplexity_of(self, model, tokens, engine):
+        parts = self.parts(tokens)
+        counts = [len(part.inputs) for part in parts]
+        means = [self.loss_and_accuracy(model, part, engine)[0].double() for part in parts]
+        return common.perplexity(sum(mean * n for mean, n in zip(means, counts)) / sum(counts))
+
+    def evaluate(self, model, engine):
+        return {
+            "train_perplexity": self.perplexity_of(model, self.train, engine),
+            "valid_perplexity": self.perplexity_of(model, self.valid, engine),
+            "types": len(self.tokenizer.types),
+            "train_tokens": len(self.train),
+            "valid_tokens": len(self.valid),
+            # Of words, without the spaces between them
+            "valid_characters": sum(len(self.tokenizer.types[n]) for n in self.valid.tolist()),
+            "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
+            "score_by_distance": score_by_distance(model, self.parts(self.valid)[0].inputs),
+        }
+
+    def hint(self):
+        """The command that samples from this trial: all flags that are off the paper scale's defaults."""
+        text = read_text(self.args.data)
+        words = ["--sample", text.split(maxsplit=1)[0][:20] if text.strip() else text[:1]]
+        for flag, usual in declare(type(self))[1].items():
+            value = getattr(self.args, flag)
+            if flag in {*self.config, "data", "out"} and value not in (None, usual) and value is not False:
+                words += as_words(flag, value)
+        return f"to sample from it: python {self.name}.py {shlex.join(words)}"
+
+    @torch.no_grad()
+    def sample(self):
+        """Print TEXT and 400 tokens more, each drawn as the trained trial predicts it."""
+        path, device = self.folder / "last.pt", machine.choose_device(self.args.device)
+        if not path.exists():
+            how = "give all flags that it was trained with, or train it without --sample"
+            raise Refused(f"no trained trial in {self.folder}: {how}")
+        refuse_other_flags(self.folder, self.config)
+        self.build(device)
+        pieces = self.tokenizer.pieces(self.args.sample)
+        if not pieces or not set(pieces) <= self.tokenizer.base.keys():
+            raise Refused(f"--sample {self.args.sample!r} is empty, or has what does not occur in --data")
+        model, tokens = self.model().to(device), self.tokenizer.encode(pieces).tolist()
+        load_weights(model, path, device, "model")
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(400):
+            inputs = torch.tensor([tokens[-self.args.context :]], device=device)
+            chances = model(inputs)[0, -1].double().softmax(0).cpu()
+            tokens.append(torch.multinomial(chances, 1, generator=generator).item())
+        print(self.tokenizer.decode(tokens))
+        return 0
+
 
 # ------------------------------------------------------------------------------------------------------------
 # The text and its tokens
@@ -52,7 +216,7 @@ TOKENIZERS = ["char", "word", "bpe"]
 BYTE_PAIR_TYPES = 159  # the document's; characters and merged pairs together
 
 
-def read(path):
+def read_text(path):
     try:
         return Path(path).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -61,7 +225,11 @@ def read(path):
 
 
 class Tokenizer:
-    """char: the text's characters. word: words and marks, spaces lost. bpe: characters, then merged pairs."""
+    """A text's pieces as integers. The pieces are, by name:
+
+    char: the characters; word: words and punctuation marks, without the spaces between them;
+    bpe: the characters, and pairs of pieces that occur often side by side.
+    """
 
     def __init__(self, name, text):
         self.name, self.pairs = name, []
@@ -74,8 +242,9 @@ class Tokenizer:
     def learn_pairs(self, text):
         """Byte-pair encoding: the text's most frequent pair of neighbours becomes a type, again and again.
 
-        Of equally frequent pairs the one of the lowest integers is taken; a pair that occurs once is left
-        alone. Integers stand in bytes, since `replace` goes from the left and without overlap, as it should.
+        Of equally frequent pairs, the one of the lowest integers is taken. A pair that occurs once is left
+        alone. The integers are kept as bytes: `replace` then goes from the left and without overlap, as it
+        should.
         """
         if len(self.types) > BYTE_PAIR_TYPES:
             many = f"{len(self.types)} characters"
@@ -118,25 +287,26 @@ def tokenized(text, name):
 
 
 class Waves(common.Sinusoid):
-    """With an amplitude of one (the document's Eq. 5), in double precision."""
+    """Sines and cosines with an amplitude of one (the document's Eq. 5), in double precision."""
 
     def rows(self, time):
         return math.sqrt(self.size / 2) * super().rows(time)  # undoes the unit norm
 
 
 class Rotary(Waves):
-    """Turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by angles t / 10000^(2i/d) (Su et al., 2021).
+    """It turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by the angles t / 10000^(2i/d).
 
-    The product of a query and a key then depends on their distance alone. No position is the last.
+    The product of a query and a key then depends on their distance alone (Su et al., 2021). No position is
+    the last.
     """
 
     def forward(self, x):
-        waves = self.vectors(x.shape[-2]).to(x.dtype)  # (T, d), sines and cosines of these very angles
+        waves = self.vectors(x.shape[-2]).to(x.dtype)  # (T, d), sines and cosines of these angles
         sin, cos, a, b = waves[:, 0::2], waves[:, 1::2], x[..., 0::2], x[..., 1::2]
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
 
-ENCODINGS = {  # --pe -> the vectors P that are added to the tokens'; Rotary acts in the attention instead
+ENCODINGS = {  # --pe -> the vectors P that are added to the tokens'; rotary turns queries and keys instead
     "none": common.Vanilla,
     "learned": common.Learned,
     "sin": Waves,
@@ -215,9 +385,9 @@ class Transformer(nn.Module):
 
 @torch.no_grad()
 def score_by_distance(model, inputs):
-    """Mean attention score of a token with the one `distance` before it, for distance = 0..T-1.
+    """The mean attention score of a token and the one `distance` before it, for distance = 0..T-1.
 
-    The score is that before the softmax, q.k / sqrt(d), over all layers, heads, windows and pairs of tokens.
+    A score is q.k / sqrt(d), before the softmax. The mean is over layers, heads, windows and pairs of tokens.
     """
     x, means = model.position(model.embedding(inputs)), []
     for block in model.blocks:
@@ -242,7 +412,7 @@ SCALES = {
 
 
 def grids(seeds, best, heads, layers, context):
-    """Each sweep starts from the best heads and layers of those before it: at full size the document's."""
+    """Each sweep starts from the best heads and layers of those before it: at full size, the document's."""
     return {
         "table1": cross(pe=list(ENCODINGS), seed=seeds),
         "heads": cross(pe="rotary", heads=heads, seed=seeds),
@@ -308,7 +478,7 @@ def compared(flags):
 
 
 def columns(outcomes, scale, document=None, counted=(), per_text=()):
-    """Means over seeds, and beside them `document`'s if size and text are the same."""
+    """Means over seeds, and beside them the document's where size and text are the same."""
     found = {"n": tables.count}
     found |= {name: tables.mean(BASIC[name], 2) for name in BASIC}
     found |= {name: tables.mean(COUNTED[name], 0) for name in counted}
@@ -322,7 +492,7 @@ def columns(outcomes, scale, document=None, counted=(), per_text=()):
     return [found]
 
 
-def loss(outcome):
+def losses(outcome):
     yield "training", compared(outcome.flags), dict(zip(outcome.curve["iteration"], outcome.curve["loss"]))
 
 
@@ -330,10 +500,10 @@ def scores(outcome):
     yield "validation text", outcome.flags["pe"], dict(enumerate(outcome.metrics["score_by_distance"]))
 
 
-BEST = [
+NOTE_OF_SWEEPS = [
     "  The document's best are 2 heads, then 16 layers, then a context of 256; its Fig. 2 is without numbers."
 ]
-ALIKE = [
+NOTE_OF_TOKENIZERS = [
     "  Perplexities are per token; compare tokenizers per character (of words, spaces do not count).",
     "  Here the three share one model. The document's characters are its run of 6 layers and 6 heads, the",
     "  others of 16 and 2: that they take 2.8 and 2.6 times as long is not the tokenizer's doing alone.",
@@ -348,181 +518,42 @@ NAMES = {  # of the legend
     "word": "words",
     "bpe": "byte pairs",
 }
-LOSS = dict(x="iteration", curves=loss, y="loss", curve=True, zero=False, names=NAMES)
+LOSS = dict(x="iteration", curves=losses, y="loss", curve=True, zero=False, names=NAMES)
 TABLE1 = functools.partial(columns, document=DOCUMENT)
 TABLE2 = functools.partial(columns, document=DOCUMENT, counted=COUNTED, per_text=PER_TEXT)
 TOKENS = BASIC | COUNTED | PER_TEXT
-SWEEP = dict(tables=columns, note=lambda *_: BEST, zero=False)
+SWEEP = dict(tables=columns, note=lambda *_: NOTE_OF_SWEEPS, zero=False)
 DECAY = dict(x="distance", curves=scores, y="mean q.k / sqrt(d)", zero=False, names=NAMES)
 FIGURES = {
     "table1": Figure("Positional encodings", BASIC, tables=TABLE1, **LOSS),
     "heads": Figure("Attention heads", SWEPT, "heads", **SWEEP),
     "layers": Figure("Layers", SWEPT, "layers", **SWEEP),
     "context": Figure("Context", SWEPT, "context", **SWEEP),
-    "table2": Figure("Tokenizers", TOKENS, tables=TABLE2, note=lambda *_: ALIKE, **LOSS),
+    "table2": Figure("Tokenizers", TOKENS, tables=TABLE2, note=lambda *_: NOTE_OF_TOKENIZERS, **LOSS),
     "decay": Figure("Attention score by distance", NEAR_AND_FAR, **DECAY),
 }
 
 ROTARY, LEARNED, SIN, NORMED = (dict(pe=pe) for pe in ("rotary", "learned", "sin", "layernorm-learned"))
 CHAR, WORD, BPE = (dict(tokenizer=name) for name in TOKENIZERS)
-LAYERS, CONTEXT, PAPER = dict(layers=16), dict(context=256), dict(scales=("paper",))
+LAYERS_16, CONTEXT_256, PAPER = dict(layers=16), dict(context=256), dict(scales=("paper",))
 FLAT = "scores do not fall with distance under {pe}"
 CLAIMS = [  # what is worse has the higher perplexity
     Claim("table1", "learned is worse than rotary", perplexity, LEARNED, ROTARY),
     Claim("table1", "layernorm-learned is worse than learned", perplexity, NORMED, LEARNED),
     Claim("table1", "sin is worse than layernorm-learned", perplexity, SIN, NORMED),
     Claim("heads", "the most heads are worse than the fewest", perplexity, dict(heads=max), dict(heads=min)),
-    Claim("layers", "the fewest layers are worse than 16", perplexity, dict(layers=min), LAYERS, **PAPER),
-    Claim("layers", "the most layers are worse than 16", perplexity, dict(layers=max), LAYERS, **PAPER),
-    Claim("context", "128 tokens are worse than 256", perplexity, dict(context=128), CONTEXT, **PAPER),
-    Claim("context", "512 tokens are worse than 256", perplexity, dict(context=512), CONTEXT, **PAPER),
+    Claim("layers", "the fewest layers are worse than 16", perplexity, dict(layers=min), LAYERS_16, **PAPER),
+    Claim("layers", "the most layers are worse than 16", perplexity, dict(layers=max), LAYERS_16, **PAPER),
+    Claim("context", "128 tokens are worse than 256", perplexity, dict(context=128), CONTEXT_256, **PAPER),
+    Claim("context", "512 tokens are worse than 256", perplexity, dict(context=512), CONTEXT_256, **PAPER),
     Claim("table2", "words are worse than characters, per token", perplexity, WORD, CHAR),
     Claim("table2", "byte pairs are worse than characters, per token", perplexity, BPE, CHAR),
     Claim("table2", "byte pairs are worse than characters, per character", nats_per_character, BPE, CHAR),
     Claim("decay", "scores fall with distance under rotary", near, ROTARY, ROTARY, than=far),
-    *(Claim("decay", FLAT, near, pe, pe, far, where=pe, margin="0.1") for pe in (LEARNED, SIN, NORMED)),
+    *(Claim("decay", FLAT, near, pe, pe, than=far, where=pe, margin="0.1") for pe in (LEARNED, SIN, NORMED)),
 ]
-
-# ------------------------------------------------------------------------------------------------------------
-# The task
-# ------------------------------------------------------------------------------------------------------------
-
-NAMED = {"pe": "transformer-", "tokenizer": "", "context": "T"}
-RECURRENT = ("--model", "--engine", "--hidden", "--embed", "--vocab", "--length", "--held-out")
-RECURRENT += ("--no-conv", "--combine", "--encode", "--amplitude", "--bands")
-
-
-class Shakespeare(Task):
-    name, scales, grids, figures, claims = "lm_shakespeare", SCALES, GRIDS, FIGURES, CLAIMS
-    named, what_to_lower = NAMED, "--batch, --context, --width or --layers"
-    without = ("--pe", "--warmup", *RECURRENT)  # --pe has other choices here, and the rate is constant
-
-    @staticmethod
-    def add_flags(science, plumbing):
-        science("--pe", "rotary", "encoding of the position", choices=list(ENCODINGS))
-        science("--tokenizer", "char", "what a token is", choices=TOKENIZERS)
-        science("--layers", 6, "blocks of attention and network, L", type=COUNT)
-        science("--heads", 6, "attention heads of each block, H", type=COUNT)
-        science("--context", 256, "tokens that are read at once, T", type=AT_LEAST_2)
-        science("--width", 384, "size of a token's vector, D", type=COUNT)
-        science("--positions", None, "of a learned table: its maximum length (--context)", type=COUNT)
-        plumbing("--data", DATA, "a plain text", metavar="FILE")
-        plumbing("--download", False, "fetch tiny Shakespeare if --data is missing", action="store_true")
-        plumbing("--sample", None, "draw what follows TEXT from the trained trial", metavar="TEXT")
-
-    @classmethod
-    def defaults(cls, args):
-        return {}
-
-    def check(self):
-        a = self.args
-        if a.width % a.heads:
-            raise Refused(f"--heads {a.heads} does not divide --width {a.width}")
-        size = a.width // a.heads if a.pe == "rotary" else a.width
-        if a.pe in ("sin", "rotary") and size % 2:
-            what = "--width, of rotary --width / --heads,"
-            raise Refused(f"--pe {a.pe} is pairs of sine and cosine: {what} must be even, got {size}")
-        if a.positions and (ENCODINGS[a.pe] is not common.Learned or a.context > a.positions):
-            got = f"got --pe {a.pe} and --context {a.context}"
-            raise Refused(f"--positions {a.positions} needs a learned --pe and no larger --context: {got}")
-
-    def positions(self):
-        return self.args.positions or self.args.context
-
-    def rate(self, i):
-        return self.args.lr
-
-    def is_small(self):
-        return self.args.width < 256
-
-    def memory(self):
-        """Weights of blocks and positions, gradients, Adam's two moments; of what the blocks keep for the
-        backward pass half, which holds in bf16 too. To build a million layers and count takes too long."""
-        a = self.args
-        weights = 12 * a.layers * a.width**2 + self.positions() * a.width
-        return 4 * (4 * weights + 6 * a.layers * a.batch * a.context * a.width)
-
-    def begin(self):
-        if self.args.download:
-            fetch([ADDRESS], Path(self.args.data), SHA256)
-        self.config["text_sha256"] = hashlib.sha256(read(self.args.data).encode()).hexdigest()
-        return None if self.args.sample is None else self.sample()
-
-    def build(self, device):
-        context = self.args.context
-        self.tokenizer, train, valid = tokenized(read(self.args.data), self.args.tokenizer)
-        if context >= (shorter := min(len(train), len(valid))):
-            raise Refused(f"--context {context} needs a longer text: one part has {shorter} tokens")
-        self.train, self.valid = train.to(device), valid.to(device)
-
-    def model(self):
-        a, vocab = self.args, len(self.tokenizer.types)
-        return Transformer(a.pe, vocab, a.width, a.heads, a.layers, self.positions())
-
-    def windows(self, tokens, starts):
-        cut = tokens.unfold(0, self.args.context + 1, 1)[starts]  # (B, T+1)
-        return Episode(cut[:, :-1], cut[:, 1:], slice(None))
-
-    def training_episode(self, i):
-        k = common.key(self.seed, common.TRAINING, i, device=self.train.device)
-        starts = len(self.train) - self.args.context
-        return self.windows(self.train, common.uniform_integers(k, (self.batch,), starts))
-
-    def loss_and_accuracy(self, model, episode, engine):
-        features = model.features(episode.inputs).flatten(0, 1)
-        return fast.cross_entropy(features, model.readout, episode.targets.flatten())
-
-    def parts(self, tokens):
-        """Consecutive windows of the validation part, or as many spread over the training part.
-
-        They come some 16,384 tokens at a time, not --batch windows: the last bits would depend on that.
-        """
-        context, at_once = self.args.context, max(1, 2**14 // self.args.context)
-        count, end = (len(self.valid) - 1) // context, len(tokens) - context - 1
-        n = torch.arange(count, device=tokens.device)
-        starts = n * context if tokens is self.valid else n * end // max(1, count - 1)
-        return [self.windows(tokens, some) for some in starts.split(at_once)]
-
-    @torch.no_grad()
-    def perplexity(self, model, tokens, engine):
-        parts = self.parts(tokens)
-        counts = [len(part.inputs) for part in parts]
-        means = [self.loss_and_accuracy(model, part, engine)[0].double() for part in parts]
-        return common.perplexity(sum(mean * n for mean, n in zip(means, counts)) / sum(counts))
-
-    def evaluate(self, model, engine):
-        return {
-            "train_perplexity": self.perplexity(model, self.train, engine),
-            "valid_perplexity": self.perplexity(model, self.valid, engine),
-            "types": len(self.tokenizer.types),
-            "train_tokens": len(self.train),
-            "valid_tokens": len(self.valid),
-            # Those in the tokens; for words without the spaces between them.
-            "valid_characters": sum(len(self.tokenizer.types[n]) for n in self.valid.tolist()),
-            "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
-            "score_by_distance": score_by_distance(model, self.parts(self.valid)[0].inputs),
-        }
-
-    @torch.no_grad()
-    def sample(self):
-        """Print TEXT and 400 tokens more, each drawn as the trained trial predicts it."""
-        path, device = self.folder / "last.pt", machine.choose_device(self.args.device)
-        if not path.exists():
-            raise Refused(f"no trained trial in {self.folder} (the same command without --sample trains it)")
-        refuse_other_flags(self.folder, self.config)
-        self.build(device)
-        pieces = self.tokenizer.pieces(self.args.sample)
-        if not pieces or not set(pieces) <= self.tokenizer.base.keys():
-            raise Refused(f"--sample {self.args.sample!r} is empty, or has what does not occur in --data")
-        model, tokens = self.model().to(device), self.tokenizer.encode(pieces).tolist()
-        model.load_state_dict(files.load_tensors(path, device)["model"])
-        generator = torch.Generator().manual_seed(self.seed)
-        for _ in range(400):
-            inputs = torch.tensor([tokens[-self.args.context :]], device=device)
-            chances = model(inputs)[0, -1].double().softmax(0).cpu()
-            tokens.append(torch.multinomial(chances, 1, generator=generator).item())
-        print(self.tokenizer.decode(tokens))
-        return 0
+Shakespeare.scales, Shakespeare.grids = SCALES, GRIDS
+Shakespeare.figures, Shakespeare.claims = FIGURES, CLAIMS
 
 
 if __name__ == "__main__":

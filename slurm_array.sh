@@ -15,25 +15,33 @@
 fail() { echo "slurm_array.sh: error: $1" >&2 && exit 2; }
 
 trial() {
-    [[ $# -gt 0 && -n $SLURM_ARRAY_TASK_ID ]] || fail "use: sbatch --array=0-N slurm_array.sh SCRIPT FIGURE [FLAGS]"
+    [[ $# -gt 0 && $SLURM_ARRAY_TASK_ID =~ ^[0-9]{1,9}$ ]] ||
+        fail "use: sbatch --array=0-N slurm_array.sh SCRIPT FIGURE [FLAGS]"
     [[ " $* " != *" --overwrite "* ]] || fail "--overwrite would start anew at every requeue; remove the folders"
     list=$("${PYTHON:-python}" "$1" --list "${@:2}") || exit
     mapfile -t lines <<<"$list"
-    n=$SLURM_ARRAY_TASK_ID
+    n=$((10#$SLURM_ARRAY_TASK_ID))
     ((n < ${#lines[@]})) || fail "no trial $n: $* has ${#lines[@]} trials, --array=0-$((${#lines[@]} - 1))"
     script=$1
-    eval "set -- ${lines[n]}" # python reverse.py FLAGS, which --list quotes for a shell
+    [[ "${lines[n]} " == "python ${script##*/} "* ]] || fail "line $n of the list is no trial of $script: ${lines[n]}"
+    eval "set -- ${lines[n]}" || fail "line $n of the list is not whole: ${lines[n]}" # --list quotes it for a shell
     exec "${PYTHON:-python}" "$script" "${@:3}"
 }
 
-# Back to the queue if `scontrol show job` says what $1 matches; again, where a controller that hears from hundreds of
-# elements at once does not answer. The name is JOB_INDEX: the job's own number can be the whole array's. No pattern
-# below matches a job that its user cancelled, or that SLURM has requeued itself.
+# Back to the queue if `scontrol show job` says what $1 matches. A controller that hears from hundreds of elements at
+# once may not answer: it is asked again, for ten minutes at most. The name is JOB_INDEX: the job's own number can be
+# the whole array's. No pattern below matches a job that its user cancelled, or that SLURM has requeued itself.
 requeue_if() {
     element=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-    until job=$(scontrol show job --oneliner "$element") && { [[ ! $job =~ $1 ]] || scontrol requeue "$element"; }; do
+    for _ in {1..20}; do
+        if job=$(timeout 20 scontrol show job --oneliner "$element"); then
+            [[ $job =~ $1 ]] || return 0
+            timeout 20 scontrol requeue "$element" && return
+        fi
         sleep 10
     done
+    unanswered=yes
+    echo "slurm_array.sh: scontrol has not requeued $element in 20 tries; submitted again, it continues" >&2
 }
 
 # Only this shell gets USR1, and bash runs a trap only while it waits: hence the `&`. TERM goes to all processes, and
@@ -49,7 +57,7 @@ while true; do
     sleep 10 &
     wait $! || break
 done
-trap '' TERM
 [[ $code != 143 ]] || code=75 # TERM came before Python listened
-[[ $code != 75 ]] || requeue_if "JobState=RUNNING "
+trap 'exit "$code"' TERM
+[[ $code != 75 || $unanswered ]] || requeue_if "JobState=RUNNING "
 exit "$code"

@@ -20,9 +20,9 @@ Products are in fp32 whatever the trial was trained in.
 
 from suite import cli, fast, files, machine
 from suite.claims import CONTROLS, NONE, SIN, Claim, Figure, name_of
-from suite.flags import COUNT, complete
+from suite.flags import COUNT, as_words, complete, declare
 from suite.progress import say
-from suite.trial import RUNNING_ELSEWHERE, STOPPED, Trial, refuse_other_flags, train
+from suite.trial import RUNNING_ELSEWHERE, STOPPED, Trial, load_weights, refuse_other_flags, train
 
 import math
 import sys
@@ -271,15 +271,27 @@ class Stability(DualFrequency):
         plumbing("--train", False, "train the trial first where that is not done", action="store_true")
 
     @classmethod
+    def implied(cls, given):
+        """With --trial: the flags of that trial, read from its config.json as from a command line."""
+        if (folder := given.get("trial")) is None:
+            return {}
+        if given.keys() & {"train", "list", "all", "report"}:
+            raise Refused("--trial is one trial's folder: leave out --train, --list, --all and --report")
+        content = files.read_json(Path(folder) / "config.json", "config")
+        if content is None or not content["config"].get("dual_freq"):
+            raise Refused(f"{folder} is not the folder of a dual-frequency trial")
+        config = content["config"]
+        if differ := [name for name in given.keys() & config.keys() if given[name] != config[name]]:
+            flags = ", ".join(" ".join(as_words(name, config[name])) for name in sorted(differ))
+            raise Refused(f"{folder} was trained with {flags}: leave out the flags that differ")
+        words = []
+        for name, value in config.items():
+            if name != "precision" and value is not None and value is not False:  # all is in fp32 here
+                words += as_words(name, value)
+        return vars(declare(cls)[0].parse_args(words))
+
+    @classmethod
     def variant(cls, args):
-        """With --trial, the flags are those of that trial."""
-        if args.trial is not None:
-            if args.train or {args.list, args.all, args.report} != {None}:
-                raise Refused("--trial is one trial's folder: leave out --train, --list, --all and --report")
-            content = files.read_json(Path(args.trial) / "config.json", "config")
-            if content is None or not content["config"].get("dual_freq"):
-                raise Refused(f"{args.trial} is not the folder of a dual-frequency trial")
-            vars(args).update(content["config"])
         args.dual_freq = True
         return cls
 
@@ -312,28 +324,45 @@ class Stability(DualFrequency):
             training = Trial(complete(reverse.Reverse, args), argv)
             if code := train([training], stop)[0]:
                 return code
-        if not any(self.folder.glob("snapshots/*.pt")):
+        refuse_other_flags(self.folder, self.config)
+        content, missing = self.measured(args.overwrite)
+        if not missing and not content["by_condition"][CONDITIONS[0]]:
             how = "train the trial first (--train), with --snapshot-every above 0"
             raise Refused(f"{self.folder} has no snapshots: {how}")
-        refuse_other_flags(self.folder, self.config)
+        if lost := [path.name for path in missing.values() if not path.exists()]:
+            names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+            how = "reverse.py --dual-freq --overwrite trains it anew"
+            raise Refused(f"{self.folder}/snapshots lacks {names}: {how}")
         path = self.folder / "stability.lock"
         if (lock := files.lock(path)) is None:
             say(f"{self.folder} is being evaluated by {files.holder(path)}", file=sys.stderr)
             return RUNNING_ELSEWHERE
         with lock:
-            if args.overwrite:
-                (self.folder / "stability.json").unlink(missing_ok=True)
             return self.measure(argv, stop)
 
-    def measured(self):
-        """The content of stability.json, of the same pairs, and the snapshots that it has no numbers of."""
+    def measured(self, anew=False):
+        """The content of stability.json, of the same pairs, and {iteration: file} of what it lacks."""
         settings = {"pairs": self.args.pairs, "target": self.args.target}
         content = files.read_json(self.folder / "stability.json", "by_condition")
-        if content is None or not settings.items() <= content.items():
+        if anew or content is None or not settings.items() <= content.items() or not is_whole(content):
             content = settings | {"by_condition": {c: {} for c in CONDITIONS}, "seconds": 0.0}
-        known = content["by_condition"][CONDITIONS[0]]
-        snapshots = {int(path.stem): path for path in sorted(self.folder.glob("snapshots/*.pt"))}
-        return content, {i: path for i, path in snapshots.items() if str(i) not in known}
+        known = set(map(int, content["by_condition"][CONDITIONS[0]]))
+        return content, {i: path for i, path in self.snapshots(known).items() if i not in known}
+
+    def snapshots(self, known):
+        """{iteration: file} of all that the trial has written by now; other files there are not its own."""
+        content = files.read_json(self.folder / "config.json", "run")
+        run = content["run"] if content else {}
+        every = run.get("snapshot_every", self.args.snapshot_every)
+        if not isinstance(every, int) or every < 1:
+            return {}
+        folder, iterations = self.folder / "snapshots", range(every, self.args.iterations + 1, every)
+        promised = {i: folder / f"{i:06d}.pt" for i in iterations}
+        if files.finished_metrics(self.folder):
+            return promised
+        names = {path.name for path in folder.glob("*.pt")}
+        last = max((i for i, path in promised.items() if path.name in names or i in known), default=0)
+        return {i: path for i, path in promised.items() if i <= last}
 
     def result(self):
         """Of the last snapshot, once all that the finished trial has are done."""
@@ -345,7 +374,7 @@ class Stability(DualFrequency):
 
     def measure(self, argv, stop):
         """The snapshots that have no numbers yet."""
-        args, (content, missing) = self.args, self.measured()
+        args, (content, missing) = self.args, self.measured(self.args.overwrite)
         device = machine.choose_device(args.device)
         engine = machine.make_engine("torch", precision="fp32", deterministic=args.deterministic)
         machine.prepare(engine, device, self.is_small())  # training in this process has set its own
@@ -359,25 +388,28 @@ class Stability(DualFrequency):
             if stop.requested:
                 return STOPPED
             started = time.perf_counter()
-            load(model, snapshot, device)
+            load_weights(model, snapshot, device)
             means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
+            if not all(map(math.isfinite, means)):
+                raise Refused(f"{snapshot} cannot be used: the stability of its gradients is not finite")
             for condition, mean in zip(CONDITIONS, means):
                 content["by_condition"][condition][str(iteration)] = mean
             content["seconds"] += (took := time.perf_counter() - started)
             files.write_json(self.folder / "stability.json", content)
             text = "  ".join(f"{condition} {mean:.4f}" for condition, mean in zip(CONDITIONS, means))
             say(f"iteration {iteration}  {text}  {took:.1f} s")
-        say(f"{self.folder / 'stability.json'} has them all")
+        say(f"{self.folder / 'stability.json'} has all {len(content['by_condition'][CONDITIONS[0]])}")
         return 0
 
 
-def load(model, path, device):
-    try:
-        model.load_state_dict(files.load_tensors(path, device))
-    except (files.Torn, RuntimeError) as error:
-        if machine.is_out_of_memory(error):
-            raise
-        raise Refused(f"{path} cannot be used: {error!r}".replace("\n", " ")) from None
+def is_whole(content):
+    """Whether a stability.json has finite numbers, of the same snapshots under all conditions."""
+    tables = [content["by_condition"].get(condition) for condition in CONDITIONS]
+    if not all(isinstance(x, dict) and x.keys() == tables[0].keys() for x in tables):
+        return False
+    numbers = [content.get("seconds"), *(number for x in tables for number in x.values())]
+    finite = all(isinstance(number, float) and math.isfinite(number) for number in numbers)
+    return finite and all(map(str.isdecimal, tables[0]))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
+import http.server
 import importlib.util
 import io
 import itertools
@@ -32,6 +33,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import unittest
@@ -2086,17 +2088,55 @@ def test_stability_from_trial_to_report():
         close([values["20"] for values in first.values()], wanted, 1e-5)
         # Snapshots without numbers are evaluated, in fp32; all of them with --overwrite, or after damage.
         assert task.result() and evaluated(smoke) == 0
-        shutil.copy(folder / "snapshots/000010.pt", folder / "snapshots/000011.pt")
+        for foreign in ("000011.pt", "000022.pt", "foo.pt", "000010 (copy).pt"):
+            shutil.copy(folder / "snapshots/000010.pt", folder / "snapshots" / foreign)
+        assert task.result() and evaluated(smoke) == 0
+        content = saved()
+        for values in content["by_condition"].values():
+            del values["10"]
+        path.write_text(json.dumps(content))
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # as training may have left it
         assert not task.result() and evaluated(f"--trial {folder} --pairs 8") == 1 and task.result()
         assert torch.backends.mkldnn.matmul.fp32_precision == "none" and saved()["precision"] == "fp32"
-        wanted = {c: values | {"11": values["10"]} for c, values in first.items()}
-        assert saved()["by_condition"] == wanted
+        assert saved()["by_condition"] == first
         path.write_text(path.read_text()[:-100])
-        assert [evaluated(smoke + more) for more in ("", " --overwrite", " --target 1", "")] == [11] * 4
-        assert saved()["by_condition"] == wanted
+        assert [evaluated(smoke + more) for more in ("", " --overwrite", " --target 1", "")] == [10] * 4
+        assert saved()["by_condition"] == first
         out = command(f"{smoke} --report", Stability)[1]
-        assert all(f"{values['20']:.4f}" in out for values in wanted.values()), out
+        assert all(f"{values['20']:.4f}" in out for values in first.values()), out
+
+
+def test_snapshots_that_cannot_be_used_are_named():
+    weights = lambda path: torch.load(path, weights_only=True).items()
+    scaled = lambda by: lambda path: torch.save({name: x * by for name, x in weights(path)}, path)
+    spoils = [cut, Path.unlink, scaled(math.nan), scaled(1e38)]  # the last one's gradients are inf - inf
+    spoils += [lambda path, x=x: torch.save(x, path) for x in ([1], torch.ones(3), {"other": 1})]
+    with workplace():
+        assert command("--scale smoke --iterations 5 --dual-freq")[0] == 0
+        folder = folder_in(".")
+        whole = (middle := folder / "snapshots/000003.pt").read_bytes()
+        for spoil in spoils:
+            spoil(middle)
+            code, _, err = command("--scale smoke --iterations 5 --overwrite", Stability)
+            assert code == 2 and err.count("\n") == 1 and "000003.pt" in err, err
+            measured = folder / "stability.json"
+            assert not measured.exists() or max(map(int, read_conditions(measured)[0])) == 2
+            middle.write_bytes(whole)
+        assert command("--scale smoke --iterations 5", Stability)[0] == 0
+        assert [sorted(x) for x in read_conditions(measured)] == [list("12345")] * 4
+        for damage in ({}, [], {"rare/rare": {}}, {name: {"1": "a"} for name in reverse.CONDITIONS}):
+            measured.write_text(json.dumps(json.loads(measured.read_text()) | {"by_condition": damage}))
+            assert command("--scale smoke --iterations 5", Stability)[0] == 0
+            assert [sorted(x) for x in read_conditions(measured)] == [list("12345")] * 4
+        middle.unlink()  # it is of no more use
+        assert command(f"--trial {folder} --pairs 16 --model lstm --vocab 8", Stability)[0] == 0
+        for words in ("--model gru", "--iterations 20", "--seed 0-4"):
+            code, _, err = command(f"--trial {folder} {words}", Stability)
+            assert code == 2 and err.count("\n") == 1 and "was trained with --" in err, err
+
+
+def read_conditions(path):
+    return list(json.loads(path.read_text())["by_condition"].values())
 
 
 def test_stability_refusals():
@@ -2270,19 +2310,27 @@ def test_committed_results_have_the_tokens_of_tiny_shakespeare():
     if not WHOLE_TEXT.exists():
         raise Skip("no data/tinyshakespeare.txt: python lm_shakespeare.py --download")
     for name, wanted in TOKENS.items():
-        tokenizer, train, valid = lm_shakespeare.tokenized(lm_shakespeare.read(WHOLE_TEXT), name)
+        tokenizer, train, valid = lm_shakespeare.tokenized(lm_shakespeare.read_text(WHOLE_TEXT), name)
         assert (len(tokenizer.types), len(train), len(valid)) == wanted
 
 
 def test_shakespeare_is_sampled():
     words = "--scale smoke --pe layernorm-learned --lr 0.03 --iterations 150"
     with library() as folder:
-        assert command(words, Shakespeare)[0] == 0
+        hints = [
+            command(words, Shakespeare)[1].splitlines()[-1] for _ in range(2)
+        ]  # when done, and done already
+        assert hints[0] == hints[1]
+        code, said, err = command(hints[0].partition("lm_shakespeare.py ")[2], Shakespeare)
+        assert code == 0 and said.startswith('"""Tiny') and len(said) == 408, err
         code, said, err = command(f"{words} --sample 'The '", Shakespeare)
         task, saved = task_of(words, Shakespeare, build=True), folder_in(folder) / "last.pt"
         refused, _, why = command(f"{words} --sample 'The €'", Shakespeare)
         model, drawn = task.model(), task.tokenizer.encode("The ").tolist()
         model.load_state_dict(torch.load(saved, weights_only=True)["model"])
+        for more in ("--seed 0-1", "--all table1"):
+            several, out, fault = command(f"{words} --sample 'The ' {more}", Shakespeare)
+            assert several == 2 and fault.count("\n") == 1 and "--sample does not go" in fault and not out
     generator = torch.Generator().manual_seed(0)
     for _ in range(400):
         chances = model(torch.tensor([drawn[-8:]]))[0, -1].double().softmax(0).detach()
@@ -2350,8 +2398,14 @@ def lm_tokens(paragraphs=PIECES, text="a text"):
     for split in SPLITS:
         (folder / f"{split}.tokens").write_bytes(np.concatenate(paragraphs).astype("<u2").tobytes())
         (folder / f"{split}.ends").write_bytes(np.cumsum([0, *map(len, paragraphs)]).astype("<i8").tobytes())
-    for name in ("pieces.model", "about.json"):
-        (folder / name).write_bytes(b"")
+    (folder / "pieces.model").write_bytes(b"")
+    return lm_about(folder)
+
+
+def lm_about(folder):
+    """Vouch for the files that are there, as --prepare does."""
+    hashes = {path.name: lm_wikitext.file_sha256(path) for path in folder.iterdir()}
+    (folder / "about.json").write_text(json.dumps({"sha256": hashes}))
     return folder
 
 
@@ -2429,10 +2483,17 @@ def test_epochs_are_permutations_and_the_unigram_model_by_hand():
             lm_tokens([[1, 2]] * count)
             task = lm_task(f"--batch {batch} --seed 3")
             iterations = range(1, 1 + (2400 if count == 4 else 9 * count))
-            drawn = list(itertools.chain(*(task.training_rows(i).tolist() for i in iterations)))
+            drawn = list(itertools.chain(*(task.chosen(i).tolist() for i in iterations)))
             epochs = [tuple(drawn[n : n + count]) for n in range(0, len(drawn), count)]
             assert all(sorted(epoch) == list(range(count)) for epoch in epochs), "one was drawn twice or lost"
         assert_uniform(epochs, 24)
+        tasks = [lm_task(f"--batch 3 --seed {seed}") for seed in range(5)]
+        with mock.patch.object(lm_wikitext, "shuffled", wraps=lm_wikitext.shuffled) as shuffled:
+            for i, task in itertools.product(
+                range(1, 13), tasks
+            ):  # seeds side by side: 36 draws of 4, 9 epochs
+                task.chosen(i)
+        assert shuffled.call_count == 5 * 9, "each epoch of each seed is shuffled once"
         lm_tokens()
         seen = Counter(itertools.chain(*PIECES))
         shares = [(seen[n] + 1) / (sum(LENGTHS) + 40) for x in PIECES for n in x[1:33] if n]
@@ -2447,9 +2508,20 @@ def test_language_model_learns_and_notices_another_text():
         assert lm(words)[0] == 0
         _, metrics, _ = outcome(folder_in("."))
         assert metrics["test_perplexity"] < metrics["unigram_test_perplexity"] / 2
-        lm_tokens(text="another")
-        code, _, err = lm(words)
-        assert code == 2 and "made with other text: text_sha256" in err, err
+        result, committed = (
+            folder_in(".") / "result.json",
+            Path("results/lstm-none-K40-L32/seed0/result.json"),
+        )
+        committed.parent.mkdir(parents=True)
+        shutil.copy(result, committed)
+        with mock.patch.object(lm_wikitext, "RESULTS", Path("results")):
+            said = [lm(more)[2] for more in (words, "--iterations 1")]
+            lm_tokens(text="another")
+            said += [lm(more)[2] for more in (words, "--iterations 2", "--iterations 3 --vocab 41")]
+        assert "made with other text: text_sha256" in said[2], said
+        assert ["not the text of this suite's results" in text for text in said] == [False] * 2 + [True] + [
+            False
+        ] * 2
 
 
 LM_REFUSED = [  # words, what is done to a text with tokens, what is said
@@ -2458,13 +2530,13 @@ LM_REFUSED = [  # words, what is done to a text with tokens, what is said
     ("--model s4d", Path.exists, "use gru or lstm"),
     ("--model mingru", Path.exists, "use gru or lstm"),
     ("--batch 1000000000 --hidden 1000000", Path.exists, "GiB of memory at least"),
-    ("", lambda tokens: (tokens / "test.tokens").write_bytes(b"\0\0"), "test has 1 tokens"),
-    ("", lambda tokens: (tokens / "test.ends").unlink(), "is damaged, remove it"),
     ("", lambda tokens: lm_tokens([[1], [2]]), "no paragraph of train has two pieces"),
     ("--prepare", lambda tokens: lm_text(" = A = ", "", " "), "wiki.train.raw has no paragraph"),
     ("--prepare", lambda tokens: Path("data/wiki.test.raw").write_bytes(b"a\nc\xff\n"), "begins b'c\\xff"),
-    ("--prepare --vocab 5000", lambda tokens: lm_text("a cat sat"), "value <= "),
-    ("--prepare --vocab 5", lambda tokens: lm_text("a cat sat"), "vs "),
+    ("--prepare --vocab 5000", lambda tokens: lm_text("a cat sat"), "lower it, or use --scale quick"),
+    ("--prepare --vocab 5", lambda tokens: lm_text("a cat sat"), "(raise it): "),
+    ("--prepare --seed 0-1", Path.exists, "--prepare does not go with --all or a range of seeds"),
+    ("--prepare --all", Path.exists, "--prepare does not go with --all or a range of seeds"),
 ]  # fmt: skip
 
 
@@ -2475,9 +2547,47 @@ def test_language_model_refuses_in_one_line_and_creates_nothing():
             spoil(lm_tokens())
             before = sorted(folder.rglob("*"))
             code, _, err = lm(words)
-            expected = expected if there or "--prepare" not in words else "pip install sentencepiece"
+            if "--prepare" in words and "does not go" not in expected and not there:
+                expected = "pip install sentencepiece"
             assert code == 2 and err.count("\n") == 1 and expected in err, (words, err)
             assert sorted(folder.rglob("*")) == before, words
+
+
+def numbers(name, kind, change):
+    """Damage that the hashes do not show: `change` the array in a file before they are taken."""
+
+    def spoil(tokens):
+        found = np.fromfile(tokens / name, kind)
+        change(found)
+        (tokens / name).write_bytes(found.tobytes())
+        lm_about(tokens)
+
+    return spoil
+
+
+DAMAGED = {  # what is said -> what was done to the tokens
+    "train.tokens is not what --prepare wrote": lambda tokens: flip(tokens / "train.tokens"),
+    "test.ends is not what": lambda tokens: os.truncate(tokens / "test.ends", 16),
+    "pieces.model'": lambda tokens: (tokens / "pieces.model").unlink(),
+    "about.json lacks 'sha256'": lambda tokens: (tokens / "about.json").write_text("{}"),
+    "Expecting value": lambda tokens: (tokens / "about.json").write_text(""),
+    "train.ends does not cut": numbers("train.ends", "<i8", lambda ends: ends.put(3, 10**12)),
+    "test.ends does not cut": numbers("test.ends", "<i8", lambda ends: ends.put(0, -5)),
+    "valid.ends does not cut": numbers("valid.ends", "<i8", lambda ends: ends.put(-1, 10**12)),
+    "valid.tokens has piece 40, where the last one is 39": numbers(
+        "valid.tokens", "<u2", lambda x: x.put(9, 40)
+    ),
+}
+
+
+def test_damaged_tokens_are_never_trained_on():
+    for (said, spoil), words in itertools.product(DAMAGED.items(), ("", "--prepare")):
+        with workplace() as folder:
+            spoil(lm_tokens())
+            before = sorted(folder.rglob("*"))
+            code, _, err = lm(words)
+            assert code == 2 and err.count("\n") == 1 and said in err and "is damaged: remove it" in err, err
+            assert sorted(folder.rglob("*")) == before, said
 
 
 def test_tokens_are_those_of_sentencepiece():
@@ -2506,19 +2616,116 @@ def test_tokens_are_those_of_sentencepiece():
         assert result["config"]["pieces_sha256"] == hashlib.sha256(model.read_bytes()).hexdigest()
 
 
+@contextlib.contextmanager
+def server(files):
+    """An address that serves {name: (bytes, how many of them are sent before the line is cut)}."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            content, sent = files[self.path[1:]]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[:sent])
+
+        def log_message(self, *about):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{serving.server_port}"
+        finally:
+            serving.shutdown()
+            thread.join()
+
+
 def test_download_is_whole_or_not_at_all():
     with zipfile.ZipFile(packed := io.BytesIO(), "w") as file:
         for split in SPLITS:
             file.writestr(f"wikitext-103-raw/wiki.{split}.raw", f"{split} text")
-    whole = packed.getvalue()
-    cases = {b"<html>": "not a zip", whole.replace(b"n text", b"N text"): "CRC", whole: "no tokens yet"}
-    with workplace(), mock.patch.object(lm_wikitext, "ADDRESSES", ["file:nowhere", "file:archive"]):
-        for content, expected in cases.items():
-            Path("archive").write_bytes(content)
-            code, _, err = lm("--download")
+    whole, torn = packed.getvalue(), packed.getvalue().replace(b"n text", b"N text")
+    cases = [(whole, 300, "IncompleteRead"), (b"<html>", 6, "not a zip"), (torn, len(torn), "CRC")]
+    cases.append((whole, len(whole), "no tokens yet"))
+    served = {}
+    with workplace(), server(served) as address:
+        addresses = ["file:nowhere", f"{address}/archive"]
+        for content, sent, expected in cases:
+            served["archive"] = content, sent
+            with mock.patch.object(lm_wikitext, "ADDRESSES", addresses):
+                code, _, err = lm("--download")
             assert code == 2 and err.count("\n") == 1 and expected in err, err
-            assert content == whole or not os.listdir("data")
+            assert sent == len(whole) or not list(Path().rglob("*.*"))
         assert all(Path(f"data/wiki.{split}.raw").read_text() == f"{split} text" for split in SPLITS)
+        served["text"] = A_FILE, len(A_FILE)
+        hashes = {hashlib.sha256(A_FILE).hexdigest(): 0, "another": 2}
+        for wanted, code in reversed(hashes.items()):
+            with mock.patch.multiple(lm_shakespeare, ADDRESS=f"{address}/text", SHA256=wanted):
+                found, _, err = command("--scale smoke --data text --download", Shakespeare)
+            assert (found, Path("text").exists()) == (code, not code) and err.count("another file") == bool(
+                code
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Job arrays; .ci/test_slurm.sh has those on a real SLURM
+# ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def element(line, index="0", *, ends=0, scontrol="exit 1", seconds=0.01):
+    """An element of a job array, of made-up programs: --list prints `line`, a trial prints its flags."""
+    python = f'if [ "$2" = --list ]; then cat line; else printf "<%s>" ran "$@"; exit {ends}; fi'
+    sleep, timeout = (shutil.which(name) for name in ("sleep", "timeout"))
+    made_up = {"python": python, "scontrol": scontrol, "sleep": f"exec {sleep} {seconds}"}
+    made_up["timeout"] = f'echo asked >&2; shift; exec {timeout} {seconds} "$@"'
+    with workplace() as folder:
+        Path("line").write_text(line)
+        for name, text in made_up.items():
+            Path(name).write_text(f"#!/bin/sh\n{text}\n")
+            Path(name).chmod(0o755)
+        env = os.environ | dict(PATH=f"{folder}:{os.environ['PATH']}", SLURM_ARRAY_TASK_ID=index)
+        env.pop("PYTHON", None)
+        script = ["bash", str(HERE / "slurm_array.sh"), "reverse.py", "fig2"]
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with subprocess.Popen(script, env=env | {"SLURM_ARRAY_JOB_ID": "7"}, **pipes) as running:
+            yield running
+
+
+def test_an_element_of_a_job_array_runs_its_trial_or_nothing():
+    if not shutil.which("timeout"):
+        raise Skip("no program `timeout`")
+    lines = {"python reverse.py --out 'a  b' --seed 3": "<ran><reverse.py><--out><a  b><--seed><3>"}
+    lines |= dict.fromkeys(
+        ["", "b' --seed 0", "touch x", "python other.py", "python reverse.py.x", "python"], ""
+    )
+    cases = [(line, "0", wanted) for line, wanted in lines.items()] + [("python reverse.py 'a", "0", "")]
+    cases += [("python reverse.py", index, "") for index in ("-1", "abc", "", "0x0", "1", "9" * 30)]
+    for line, index, wanted in cases:
+        with element(line, index) as running:
+            out, err = running.communicate()
+            wrong = "" if wanted else "slurm_array.sh: error: "
+            assert (running.returncode, out) == (0 if wanted else 2, wanted) and wrong in err, (
+                line,
+                index,
+                err,
+            )
+
+
+def test_an_element_asks_a_silent_controller_for_a_while():
+    if not shutil.which("timeout"):
+        raise Skip("no program `timeout`")
+    for scontrol in ("exit 1", f"exec {shutil.which('sleep')} 100"):
+        with element("python reverse.py", ends=75, scontrol=scontrol) as running:
+            _, err = running.communicate()
+            assert (running.returncode, err.count("asked")) == (75, 20), err
+            assert err.count("slurm_array.sh: scontrol has not requeued 7_0 in 20 tries") == 1, err
+    with element("python reverse.py", ends=75, scontrol="touch asked; exit 1", seconds=1) as running:
+        wait_for(Path("asked").exists)
+        start = time.monotonic()
+        running.terminate()
+        assert running.wait() == 75 and time.monotonic() - start < 10
 
 
 # ------------------------------------------------------------------------------------------------------------

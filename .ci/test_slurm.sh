@@ -209,6 +209,25 @@ check "array once more: every element ends" soon 60 ended "$c"
 for n in 0 5 10; do check "... at once, trial $n" says "${c}_$n" "is finished"; done
 
 # ---------------------------------------------------------------------------------------------------------------
+# A controller that never answers: of two elements the first one's scontrol hangs, the second one's fails
+# ---------------------------------------------------------------------------------------------------------------
+
+mkdir "$folder/silent"
+fake() { echo "#!/bin/sh" | cat - <(echo "$2") >"$folder/silent/$1" && chmod 755 "$folder/silent/$1"; }
+fake scontrol "[ \$SLURM_ARRAY_TASK_ID = 1 ] || exec $(command -v sleep) 1000; exit 1"
+fake timeout "shift; exec $(command -v timeout) .1 \"\$@\"" # for seconds
+fake sleep "exec $(command -v sleep) .1"
+d=$(PATH=$folder/silent:$PATH submit --array=0-1 slurm_array.sh reverse.py "${flags[@]}" --iterations 10000000 \
+    --out "$folder/unanswered")
+for n in 0 1; do soon 60 says "${d}_$n" "^iteration"; done
+scancel --batch --signal=USR1 "$d"
+for n in 0 1; do
+    check "scontrol that $( ((n)) && echo fails || echo hangs): element ends, exit code 75" soon 60 is "${d}_$n" ExitCode 75:0
+    check "... saved" says "${d}_$n" "stopped at iteration"
+    check "... and a line that says so" says "${d}_$n" "^slurm_array.sh: scontrol has not requeued ${d}_$n in 20 tries"
+done
+
+# ---------------------------------------------------------------------------------------------------------------
 # The results
 # ---------------------------------------------------------------------------------------------------------------
 

@@ -241,6 +241,9 @@ def run(task, args, given, argv, stop):
     """One trial, or those of a range of seeds, or with --all a figure's -> the exit code."""
     cuda = machine.choose_device(args.device).type == "cuda"
     many = isinstance(args.seed, range)
+    several = many or args.all is not None
+    if several and (alone := [flag for flag in task.only_alone if flag in given]):
+        raise Refused(f"--{alone[0]} does not go with --all or a range of seeds")
     if args.all is not None:
         trials = listed(task, args, given, args.all)
     elif many:

@@ -42,8 +42,7 @@ def read_json(path, key):
     """The file's dictionary, which has another one under `key`; None where there is no usable file."""
     try:
         content = json.loads(path.read_text())
-        dict(content[key])
-        return content
+        return content | {key: dict(content[key])}
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -209,7 +209,7 @@ def parse(task, argv):
     parser, defaults, _ = declare(task)
     given = vars(parser.parse_args(argv))
     scale = task.scales[given.get("scale", "paper")]
-    return argparse.Namespace(**(defaults | scale | given)), given
+    return argparse.Namespace(**(defaults | scale | given | task.implied(given))), given
 
 
 # ------------------------------------------------------------------------------------------------------------

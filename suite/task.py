@@ -31,6 +31,7 @@ class Task:
     figures: dict  # figure -> claims.Figure, how to print and draw it
     claims = ()  # claims.Claim, what the paper says about these figures
     without = ()  # shared flags that mean nothing here, such as "--held-out"
+    only_alone = ()  # flags that do something else than train: not for several trials at once
     named = NAMED  # what begins a folder's name, and with what
     trials_of = ""  # the task whose trials these are, where it is another
     # training_episode(i) takes i as a tensor too and never waits for the device: it is part of a CUDA graph.
@@ -42,6 +43,11 @@ class Task:
     @staticmethod
     def add_flags(science, plumbing):
         """More flags, each by science(name, default, help, ...), or plumbing(...) if it changes no result."""
+
+    @classmethod
+    def implied(cls, given):
+        """{flag: value} of the flags that follow from those given on the command line."""
+        return {}
 
     @classmethod
     def variant(cls, args):
@@ -170,6 +176,9 @@ class Task:
     def result(self):
         """The metrics of the trial if it is done, else None."""
         return files.finished_metrics(self.folder)
+
+    def hint(self):
+        """A line to print below the metrics of a finished trial, if there is anything to say."""
 
     def begin(self):
         """What has to be there before training -> an exit code where that was all, else None."""

@@ -101,6 +101,20 @@ def refuse_other_flags(folder, config):
         raise Refused(f"{folder} was made with other {kind}: {what} (--overwrite starts anew)")
 
 
+def load_weights(model, path, device, key=None):
+    """Those of a snapshot, or under `key` in a checkpoint; they are refused if they are not this model's."""
+    try:
+        content = files.load_tensors(path, device)
+        model.load_state_dict(content if key is None else content[key])
+    except Exception as error:
+        if isinstance(error, OSError) or machine.is_out_of_memory(error):
+            raise
+        what = repr(error).replace("\n", " ")[:200]
+        raise Refused(f"{path} cannot be used: {what}") from None
+    if not all(x.isfinite().all() for x in model.parameters()):
+        raise Refused(f"{path} cannot be used: its weights are not finite")
+
+
 def names_of_not_finite(metrics):
     """The names of the metrics that hold an infinity or a NaN, however deep."""
 
@@ -177,7 +191,7 @@ class Trial:
         """Whether there is a result: then it is shown, and the trial ends."""
         if metrics := files.finished_metrics(self.folder):
             say(f"{self.folder} is finished:")
-            show_metrics(metrics)
+            self.show(metrics)
             self.end(0)
         return self.code == 0
 
@@ -267,8 +281,13 @@ class Trial:
         files.write_json(self.folder / "result.json", result)
         (self.folder / "previous.pt").unlink(missing_ok=True)
         self.progress.live.close()
-        show_metrics(metrics)
+        self.show(metrics)
         self.end(0)
+
+    def show(self, metrics):
+        show_metrics(metrics)
+        if hint := self.task.hint():
+            say(hint)
 
     def save_and_stop(self):
         self.save()

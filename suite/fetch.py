@@ -1,0 +1,41 @@
+"""Files from the network: whole or not at all."""
+
+from suite import files
+from suite.progress import say
+
+import hashlib
+import http.client
+import os
+import urllib.request
+
+from common import Refused
+
+
+def put(path, content):
+    """Write the file `path`. Several processes may do so at once: each writes its own and renames it."""
+    own = path.with_name(f".{path.name}.{os.getpid()}")
+    files.write(own, content)
+    own.rename(path)
+
+
+def fetch(addresses, path, sha256=None):
+    """Download the file `path`, unless it is there, from the first address that gives it whole."""
+    if path.exists():
+        return
+    faults, browser = [], {"User-Agent": "Mozilla/5.0"}  # one host refuses Python
+    for address in addresses:
+        say(f"fetching {address}")
+        request = urllib.request.Request(address, headers=browser)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                content = answer.read()  # it fails where less comes than was announced
+        except (OSError, http.client.HTTPException) as error:
+            faults.append(f"{address}: {error}")
+            continue
+        found = hashlib.sha256(content).hexdigest()
+        if sha256 in (None, found):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put(path, content)
+            return
+        faults.append(f"{address}: another file, of SHA-256 {found}")
+    raise Refused(f"no download: {'; '.join(faults)} (or bring the file to {path} in another way)")
