@@ -21,6 +21,26 @@ from suite.task import Task
 import beyond
 from common import Episode, count_sequences, uniform_integers
 
+
+class DelayedAddition(Task):
+    name = "delayed_add"
+
+    def exist(self):
+        return count_sequences(self.vocab, 2 * self.length)
+
+    def draw(self, k, shape):
+        """(*shape, 2L): x and y, which are held out together."""
+        return uniform_integers(k, (*shape, 2 * self.length), self.vocab)
+
+    def episode(self, rows):
+        x, y = rows.split(self.length, dim=1)
+        return Episode(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The trials of each figure, what to report, and what the paper claims
+# ------------------------------------------------------------------------------------------------------------
+
 SCALES = {
     "paper": dict(vocab=1024, length=16, iterations=600_000),
     "desk": dict(length=8, vocab=128, hidden=128, embed=128, batch=64, lr=3e-3, iterations=20_000),
@@ -37,21 +57,8 @@ GRIDS = {
 FIGURES = {"fig7": Figure("Reverse ordering + delayed addition", ACCURACY, "vocab", chance=uniform_chance)}
 FIGURES |= beyond.figures(beyond.EVERY, "Delayed addition")
 CLAIMS = [*helps("fig7", "at K = {vocab}", per="vocab"), *beyond.claims(beyond.EVERY)]
-
-
-class DelayedAddition(Task):
-    name, scales, grids, figures, claims = "delayed_add", SCALES, GRIDS, FIGURES, CLAIMS
-
-    def exist(self):
-        return count_sequences(self.vocab, 2 * self.length)
-
-    def draw(self, k, shape):
-        """(*shape, 2L): x and y, which are held out together."""
-        return uniform_integers(k, (*shape, 2 * self.length), self.vocab)
-
-    def episode(self, rows):
-        x, y = rows.split(self.length, dim=1)
-        return Episode(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
+DelayedAddition.scales, DelayedAddition.grids = SCALES, GRIDS
+DelayedAddition.figures, DelayedAddition.claims = FIGURES, CLAIMS
 
 
 if __name__ == "__main__":

@@ -50,6 +50,160 @@ from common import Episode, Refused, count_sequences, distinct_rows, random_bits
 KINDS = ("frequent", "rare")
 CONDITIONS = [f"{target}/{disturbants}" for target in KINDS for disturbants in KINDS]
 
+
+class Reverse(Task):
+    name = "reverse"
+
+    @staticmethod
+    def add_flags(science, plumbing):
+        science("--min-length", None, "draw each row's length from N..L (all L)", type=COUNT, metavar="N")
+        science("--dual-freq", False, "half of the integers are Rare (section 4.2)", action="store_true")
+
+    @classmethod
+    def variant(cls, args):
+        if args.dual_freq:
+            return DualFrequency
+        return cls if args.min_length is None else VariableLength
+
+    def lengths(self):
+        return range(self.length, self.length + 1)
+
+    def exist(self):
+        return count_sequences(self.vocab, self.lengths()[0])
+
+    def mass(self, rows):
+        return sum(self.args.held_out / count_sequences(self.vocab, n) for n in self.lengths()) / len(
+            self.lengths()
+        )
+
+    def test_rows(self, device):
+        return torch.cat([self.rows_of_length(n, device) for n in self.lengths()])
+
+    def rows_of_length(self, length, device):
+        draw = lambda k, shape: uniform_integers(k, (*shape, length), self.vocab)
+        rows = distinct_rows(draw, self.args.held_out, self.seed, common.HELD_OUT, length, device=device)
+        return F.pad(rows, (0, self.length - length), value=self.vocab)
+
+    def episode(self, rows):
+        answers = slice(self.length, 2 * self.length)
+        return Episode(self.with_commands(rows), rows.flip(1), answers, commands=self.length)
+
+
+class VariableLength(Reverse):
+    """Rows of lengths from --min-length to --length (Appendix B); what is left of a short row is commands."""
+
+    def check(self):
+        if self.args.min_length > self.length:
+            raise Refused(f"--min-length {self.args.min_length} is above --length {self.length}")
+        if self.args.encode != "both":
+            what = "with --min-length every row ends its input at a step of its own"
+            raise Refused(f"--encode {self.args.encode} is one part of the steps: {what}")
+        super().check()
+
+    def lengths(self):
+        return range(self.args.min_length, self.length + 1)
+
+    def draw(self, k, shape):
+        rows = super().draw(k, shape)
+        lengths = self.lengths()[0] + uniform_integers(common.mix(k), (*shape, 1), len(self.lengths()))
+        return rows.masked_fill(torch.arange(self.length, device=rows.device) >= lengths, self.vocab)
+
+    def episode(self, rows):
+        lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
+        j = torch.arange(self.length, device=rows.device)
+        targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
+        steps = (lengths + j).clamp(max=2 * self.length - 1)
+        return Episode(self.with_commands(rows), targets, steps, j < lengths, self.length)
+
+    def evaluate(self, model, engine):
+        episode = self.test_episode()
+        predictions, losses = self.answers(model, episode, engine)
+        right = (predictions == episode.targets).cpu().numpy()
+        by_length = zip(self.lengths(), right.reshape(len(self.lengths()), -1, self.length))
+        metrics = common.sequence_metrics(episode, predictions, losses)
+        return metrics | {"by_length": {str(n): float(r[:, :n].mean()) for n, r in by_length}}
+
+
+class DualFrequency(Reverse):
+    """K/2 Frequent integers, then K/2 Rare ones (section 4.2). A test row has one target among disturbants of
+    one kind, and only the target's retrieval counts."""
+
+    @classmethod
+    def defaults(cls, args):
+        snapshots = min(5000, max(1, args.iterations // 10))
+        held_out = 16 * len(CONDITIONS) * args.length
+        return super().defaults(args) | {"held_out": held_out, "snapshot_every": snapshots}
+
+    def check(self):
+        cells = len(CONDITIONS) * self.length
+        if self.args.min_length is not None:
+            raise Refused("--dual-freq has sequences of one length: leave out --min-length")
+        if self.vocab % 2:
+            raise Refused(f"--dual-freq splits the vocabulary in halves: --vocab {self.vocab} is odd")
+        if self.args.held_out % cells:
+            raise Refused(
+                f"--held-out {self.args.held_out} is not a multiple of {cells} (4 conditions x --length)"
+            )
+        super().check()
+
+    def exist(self):
+        """As many as a test can have: a quarter of it each are rows all Frequent, and rows all Rare."""
+        return (4 if self.length > 1 else 2) * count_sequences(self.vocab // 2, self.length)
+
+    def mass(self, rows):
+        rare = (rows >= self.vocab // 2).sum(1).double()
+        log_probability = rare * math.log(1 / 8) + (self.length - rare) * math.log(7 / 8)
+        return (log_probability + self.length * math.log(2 / self.vocab)).exp().sum().item()
+
+    def draw(self, k, shape):
+        """Rare with probability 1/8, else Frequent; uniform inside the group."""
+        bits = random_bits(k, (*shape, self.length))
+        rare = (bits >> 61 & 7) == 0  # three bits that the integer does not use
+        return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
+
+    def patterns(self):
+        """{which positions are Rare: [(condition, target's position), ...]}: what needs such sequences."""
+        patterns = defaultdict(list)
+        for condition, name in enumerate(CONDITIONS):
+            target, disturbants = (kind == "rare" for kind in name.split("/"))
+            for position in range(self.length):
+                pattern = [disturbants] * self.length
+                pattern[position] = target
+                patterns[tuple(pattern)].append((condition, position))
+        return patterns
+
+    def test_rows(self, device):
+        """Ordered by condition, position of the target, repeat; different for each of these."""
+        half, each = self.vocab // 2, self.args.held_out // (len(CONDITIONS) * self.length)
+        test = torch.empty(len(CONDITIONS), self.length, each, self.length, dtype=torch.int64, device=device)
+        for number, (pattern, uses) in enumerate(self.patterns().items()):
+            first = torch.tensor(pattern, device=device) * half  # of the group of every position
+            draw = lambda k, shape, first=first: uniform_integers(k, (*shape, self.length), half) + first
+            count = each * len(uses)
+            rows = distinct_rows(draw, count, self.seed, common.HELD_OUT, number, device=device)
+            for use, part in zip(uses, rows.split(each)):
+                test[use] = part
+        return test.flatten(0, 2)
+
+    def test_episode(self):
+        episode = super().test_episode()
+        each = len(episode.inputs) // (len(CONDITIONS) * self.length)
+        position = torch.arange(self.length, device=episode.inputs.device).repeat_interleave(each)
+        position = position.repeat(len(CONDITIONS))[:, None]
+        target = episode.inputs.gather(1, position)
+        return Episode(episode.inputs, target, 2 * self.length - 1 - position)
+
+    def evaluate(self, model, engine):
+        """One answer per row: neither whole sequences nor distances."""
+        episode = self.test_episode()
+        predictions, losses = self.answers(model, episode, engine)
+        metrics = common.sequence_metrics(episode, predictions, losses)
+        right = (predictions == episode.targets).cpu().numpy()
+        by_condition = right.reshape(len(CONDITIONS), self.length, -1).mean(2)  # (4, L)
+        metrics = {k: metrics[k] for k in ("token_accuracy", "cross_entropy")}
+        return metrics | {"by_condition": dict(zip(CONDITIONS, by_condition.tolist()))}
+
+
 # ------------------------------------------------------------------------------------------------------------
 # The trials of each figure, what to report, and what the paper claims
 # ------------------------------------------------------------------------------------------------------------
@@ -258,163 +412,8 @@ for figure, at in (("fig13", ""), ("fig14", " at varying length")):
 SHORT = "sin is better than learned vectors that start at its length"
 CLAIMS.append(Claim("fig13", SHORT, accuracy, SIN, dict(pe="learned", amplitude=1.0)))
 CLAIMS += beyond.claims(beyond.SHARED)
-
-# ------------------------------------------------------------------------------------------------------------
-# The tasks
-# ------------------------------------------------------------------------------------------------------------
-
-
-class Reverse(Task):
-    name, scales, grids, figures, claims = "reverse", SCALES, GRIDS, FIGURES, CLAIMS
-
-    @staticmethod
-    def add_flags(science, plumbing):
-        science("--min-length", None, "draw each row's length from N..L (all L)", type=COUNT, metavar="N")
-        science("--dual-freq", False, "half of the integers are Rare (section 4.2)", action="store_true")
-
-    @classmethod
-    def variant(cls, args):
-        if args.dual_freq:
-            return DualFrequency
-        return cls if args.min_length is None else VariableLength
-
-    def lengths(self):
-        return range(self.length, self.length + 1)
-
-    def exist(self):
-        return count_sequences(self.vocab, self.lengths()[0])
-
-    def mass(self, rows):
-        return sum(self.args.held_out / count_sequences(self.vocab, n) for n in self.lengths()) / len(
-            self.lengths()
-        )
-
-    def test_rows(self, device):
-        return torch.cat([self.rows_of_length(n, device) for n in self.lengths()])
-
-    def rows_of_length(self, length, device):
-        draw = lambda k, shape: uniform_integers(k, (*shape, length), self.vocab)
-        rows = distinct_rows(draw, self.args.held_out, self.seed, common.HELD_OUT, length, device=device)
-        return F.pad(rows, (0, self.length - length), value=self.vocab)
-
-    def episode(self, rows):
-        answers = slice(self.length, 2 * self.length)
-        return Episode(self.with_commands(rows), rows.flip(1), answers, commands=self.length)
-
-
-class VariableLength(Reverse):
-    """Rows of lengths from --min-length to --length (Appendix B); what is left of a short row is commands."""
-
-    def check(self):
-        if self.args.min_length > self.length:
-            raise Refused(f"--min-length {self.args.min_length} is above --length {self.length}")
-        if self.args.encode != "both":
-            what = "with --min-length every row ends its input at a step of its own"
-            raise Refused(f"--encode {self.args.encode} is one part of the steps: {what}")
-        super().check()
-
-    def lengths(self):
-        return range(self.args.min_length, self.length + 1)
-
-    def draw(self, k, shape):
-        rows = super().draw(k, shape)
-        lengths = self.lengths()[0] + uniform_integers(common.mix(k), (*shape, 1), len(self.lengths()))
-        return rows.masked_fill(torch.arange(self.length, device=rows.device) >= lengths, self.vocab)
-
-    def episode(self, rows):
-        lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
-        j = torch.arange(self.length, device=rows.device)
-        targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
-        steps = (lengths + j).clamp(max=2 * self.length - 1)
-        return Episode(self.with_commands(rows), targets, steps, j < lengths, self.length)
-
-    def evaluate(self, model, engine):
-        episode = self.test_episode()
-        predictions, losses = self.answers(model, episode, engine)
-        right = (predictions == episode.targets).cpu().numpy()
-        by_length = zip(self.lengths(), right.reshape(len(self.lengths()), -1, self.length))
-        metrics = common.sequence_metrics(episode, predictions, losses)
-        return metrics | {"by_length": {str(n): float(r[:, :n].mean()) for n, r in by_length}}
-
-
-class DualFrequency(Reverse):
-    """K/2 Frequent integers, then K/2 Rare ones (section 4.2). A test row has one target among disturbants of
-    one kind, and only the target's retrieval counts."""
-
-    @classmethod
-    def defaults(cls, args):
-        snapshots = min(5000, max(1, args.iterations // 10))
-        held_out = 16 * len(CONDITIONS) * args.length
-        return super().defaults(args) | {"held_out": held_out, "snapshot_every": snapshots}
-
-    def check(self):
-        cells = len(CONDITIONS) * self.length
-        if self.args.min_length is not None:
-            raise Refused("--dual-freq has sequences of one length: leave out --min-length")
-        if self.vocab % 2:
-            raise Refused(f"--dual-freq splits the vocabulary in halves: --vocab {self.vocab} is odd")
-        if self.args.held_out % cells:
-            raise Refused(
-                f"--held-out {self.args.held_out} is not a multiple of {cells} (4 conditions x --length)"
-            )
-        super().check()
-
-    def exist(self):
-        """As many as a test can have: a quarter of it each are rows all Frequent, and rows all Rare."""
-        return (4 if self.length > 1 else 2) * count_sequences(self.vocab // 2, self.length)
-
-    def mass(self, rows):
-        rare = (rows >= self.vocab // 2).sum(1).double()
-        log_probability = rare * math.log(1 / 8) + (self.length - rare) * math.log(7 / 8)
-        return (log_probability + self.length * math.log(2 / self.vocab)).exp().sum().item()
-
-    def draw(self, k, shape):
-        """Rare with probability 1/8, else Frequent; uniform inside the group."""
-        bits = random_bits(k, (*shape, self.length))
-        rare = (bits >> 61 & 7) == 0  # three bits that the integer does not use
-        return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
-
-    def patterns(self):
-        """{which positions are Rare: [(condition, target's position), ...]}: what needs such sequences."""
-        patterns = defaultdict(list)
-        for condition, name in enumerate(CONDITIONS):
-            target, disturbants = (kind == "rare" for kind in name.split("/"))
-            for position in range(self.length):
-                pattern = [disturbants] * self.length
-                pattern[position] = target
-                patterns[tuple(pattern)].append((condition, position))
-        return patterns
-
-    def test_rows(self, device):
-        """Ordered by condition, position of the target, repeat; different for each of these."""
-        half, each = self.vocab // 2, self.args.held_out // (len(CONDITIONS) * self.length)
-        test = torch.empty(len(CONDITIONS), self.length, each, self.length, dtype=torch.int64, device=device)
-        for number, (pattern, uses) in enumerate(self.patterns().items()):
-            first = torch.tensor(pattern, device=device) * half  # of the group of every position
-            draw = lambda k, shape, first=first: uniform_integers(k, (*shape, self.length), half) + first
-            count = each * len(uses)
-            rows = distinct_rows(draw, count, self.seed, common.HELD_OUT, number, device=device)
-            for use, part in zip(uses, rows.split(each)):
-                test[use] = part
-        return test.flatten(0, 2)
-
-    def test_episode(self):
-        episode = super().test_episode()
-        each = len(episode.inputs) // (len(CONDITIONS) * self.length)
-        position = torch.arange(self.length, device=episode.inputs.device).repeat_interleave(each)
-        position = position.repeat(len(CONDITIONS))[:, None]
-        target = episode.inputs.gather(1, position)
-        return Episode(episode.inputs, target, 2 * self.length - 1 - position)
-
-    def evaluate(self, model, engine):
-        """One answer per row: neither whole sequences nor distances."""
-        episode = self.test_episode()
-        predictions, losses = self.answers(model, episode, engine)
-        metrics = common.sequence_metrics(episode, predictions, losses)
-        right = (predictions == episode.targets).cpu().numpy()
-        by_condition = right.reshape(len(CONDITIONS), self.length, -1).mean(2)  # (4, L)
-        metrics = {k: metrics[k] for k in ("token_accuracy", "cross_entropy")}
-        return metrics | {"by_condition": dict(zip(CONDITIONS, by_condition.tolist()))}
+Reverse.scales, Reverse.grids = SCALES, GRIDS
+Reverse.figures, Reverse.claims = FIGURES, CLAIMS
 
 
 if __name__ == "__main__":

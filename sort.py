@@ -24,6 +24,15 @@ import numpy as np
 
 from common import Episode
 
+
+class Sort(Task):
+    name = "sort"
+
+    def episode(self, rows):
+        answers = slice(self.length, 2 * self.length)
+        return Episode(self.with_commands(rows), rows.sort(dim=1).values, answers, commands=self.length)
+
+
 # ------------------------------------------------------------------------------------------------------------
 # The trials of each figure, what to report, and what the paper claims
 # ------------------------------------------------------------------------------------------------------------
@@ -75,14 +84,8 @@ CLAIMS = [
     *helps("fig12"),
     *helps_at_largest("fig8"),
 ]
-
-
-class Sort(Task):
-    name, scales, grids, figures, claims = "sort", SCALES, GRIDS, FIGURES, CLAIMS
-
-    def episode(self, rows):
-        answers = slice(self.length, 2 * self.length)
-        return Episode(self.with_commands(rows), rows.sort(dim=1).values, answers, commands=self.length)
+Sort.scales, Sort.grids = SCALES, GRIDS
+Sort.figures, Sort.claims = FIGURES, CLAIMS
 
 
 if __name__ == "__main__":

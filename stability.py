@@ -187,80 +187,12 @@ def s4d_similarity(layer, inputs, target):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Fig. 5, and what the paper claims
-# ------------------------------------------------------------------------------------------------------------
-
-
-def mean_at(which, by_condition, conditions):
-    """Mean over conditions at the first (min) or the last (max) snapshot."""
-    found = [by_condition[c] for c in conditions]
-    return float(np.mean([values[which(values, key=int)] for values in found]))
-
-
-def at(which, *conditions):
-    return lambda outcome: mean_at(which, outcome.metrics["by_condition"], conditions)
-
-
-def gap(which):
-    """How much less stable the gradient is under Rare disturbants than under Frequent ones."""
-    frequent, rare = at(which, *AMONG_FREQUENT), at(which, *AMONG_RARE)
-    return lambda outcome: frequent(outcome) - rare(outcome)
-
-
-def by_iteration(outcome):
-    for condition, values in outcome.metrics["by_condition"].items():
-        model, target = name_of(outcome.flags["model"]), outcome.metrics["target"]
-        panel = f"{model}, {condition} (target at t = {target})"
-        yield panel, outcome.flags["pe"], {int(iteration): value for iteration, value in values.items()}
-
-
-def unlike(outcomes, scale):
-    """A line for each model whose trials should not be compared."""
-    kinds = {}
-    for one in outcomes.finished():
-        last = max(map(int, one.metrics["by_condition"][CONDITIONS[0]]))
-        kind = f"({one.metrics.get('pairs')}, {one.metrics['target']}, {last})"
-        kinds.setdefault(one.flags["model"], set()).add(kind)
-    differ = "trials differ in (pairs, target, last snapshot)"
-    return [
-        f"  {model} {differ}: {', '.join(sorted(kind))}" for model, kind in kinds.items() if len(kind) > 1
-    ]
-
-
-AMONG_FREQUENT = ("frequent/frequent", "rare/frequent")
-METRICS = {f"stability at the last snapshot, {c} (target/disturbants)": at(max, c) for c in CONDITIONS}
-ALIKE = "stability (1: gradients are the same,\n0: have nothing in common)"
-CURVES = dict(curves=by_iteration, y=ALIKE, file="stability.json", note=unlike)
-FIGURES = {"fig5": Figure("Gradient stability", METRICS, "iteration of the snapshot", **CURVES)}
-
-FIRST, LAST = at(min, *AMONG_RARE), at(max, *AMONG_RARE)
-HELPS = "under Rare disturbants {model} is more stable with the encoding"
-FALLS = "without the encoding {model} is less stable there at the last snapshot than at the first"
-RARE = "without the encoding {model} ends less stable under Rare disturbants than under Frequent ones"
-STABLE = "S4D under Rare disturbants is stable either way (above 0.9; the paper gives no number)"
-CLOSES = "the gap between Frequent and Rare disturbants shrinks for vanilla S4D, first to last snapshot"
-CLAIMS = []
-for model in (GRU, LSTM):
-    CLAIMS += [
-        Claim("fig5", HELPS, LAST, SIN, NONE, controls=CONTROLS, where=model, primary=model is LSTM),
-        Claim("fig5", FALLS, FIRST, NONE, NONE, than=LAST, where=model),
-    ]
-CLAIMS += [
-    Claim("fig5", RARE, at(max, *AMONG_FREQUENT), NONE, NONE, than=LAST, per="model"),
-    Claim("fig5", STABLE, LAST, {}, 0.9, where=S4D, scales=("paper",)),
-    Claim("fig5", CLOSES, gap(min), NONE, NONE, than=gap(max), where=S4D),
-]
-PAIRS = {"paper": {}, "desk": {}, "quick": dict(pairs=256), "smoke": dict(pairs=16)}
-SCALES = {scale: defaults | PAIRS[scale] for scale, defaults in reverse.SCALES.items()}
-GRIDS = {scale: {"fig5": figures["fig3"]} for scale, figures in reverse.GRIDS.items()}
-
-# ------------------------------------------------------------------------------------------------------------
 # One trial: every snapshot of its weights -> stability.json
 # ------------------------------------------------------------------------------------------------------------
 
 
 class Stability(DualFrequency):
-    name, trials_of, scales, grids, figures, claims = "stability", "reverse", SCALES, GRIDS, FIGURES, CLAIMS
+    name, trials_of = "stability", "reverse"
 
     @staticmethod
     def add_flags(science, plumbing):
@@ -410,6 +342,77 @@ def is_whole(content):
     numbers = [content.get("seconds"), *(number for x in tables for number in x.values())]
     finite = all(isinstance(number, float) and math.isfinite(number) for number in numbers)
     return finite and all(map(str.isdecimal, tables[0]))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Fig. 5, and what the paper claims
+# ------------------------------------------------------------------------------------------------------------
+
+
+def mean_at(which, by_condition, conditions):
+    """Mean over conditions at the first (min) or the last (max) snapshot."""
+    found = [by_condition[c] for c in conditions]
+    return float(np.mean([values[which(values, key=int)] for values in found]))
+
+
+def at(which, *conditions):
+    return lambda outcome: mean_at(which, outcome.metrics["by_condition"], conditions)
+
+
+def gap(which):
+    """How much less stable the gradient is under Rare disturbants than under Frequent ones."""
+    frequent, rare = at(which, *AMONG_FREQUENT), at(which, *AMONG_RARE)
+    return lambda outcome: frequent(outcome) - rare(outcome)
+
+
+def by_iteration(outcome):
+    for condition, values in outcome.metrics["by_condition"].items():
+        model, target = name_of(outcome.flags["model"]), outcome.metrics["target"]
+        panel = f"{model}, {condition} (target at t = {target})"
+        yield panel, outcome.flags["pe"], {int(iteration): value for iteration, value in values.items()}
+
+
+def unlike(outcomes, scale):
+    """A line for each model whose trials should not be compared."""
+    kinds = {}
+    for one in outcomes.finished():
+        last = max(map(int, one.metrics["by_condition"][CONDITIONS[0]]))
+        kind = f"({one.metrics.get('pairs')}, {one.metrics['target']}, {last})"
+        kinds.setdefault(one.flags["model"], set()).add(kind)
+    differ = "trials differ in (pairs, target, last snapshot)"
+    return [
+        f"  {model} {differ}: {', '.join(sorted(kind))}" for model, kind in kinds.items() if len(kind) > 1
+    ]
+
+
+AMONG_FREQUENT = ("frequent/frequent", "rare/frequent")
+METRICS = {f"stability at the last snapshot, {c} (target/disturbants)": at(max, c) for c in CONDITIONS}
+ALIKE = "stability (1: gradients are the same,\n0: have nothing in common)"
+CURVES = dict(curves=by_iteration, y=ALIKE, file="stability.json", note=unlike)
+FIGURES = {"fig5": Figure("Gradient stability", METRICS, "iteration of the snapshot", **CURVES)}
+
+FIRST, LAST = at(min, *AMONG_RARE), at(max, *AMONG_RARE)
+HELPS = "under Rare disturbants {model} is more stable with the encoding"
+FALLS = "without the encoding {model} is less stable there at the last snapshot than at the first"
+RARE = "without the encoding {model} ends less stable under Rare disturbants than under Frequent ones"
+STABLE = "S4D under Rare disturbants is stable either way (above 0.9; the paper gives no number)"
+CLOSES = "the gap between Frequent and Rare disturbants shrinks for vanilla S4D, first to last snapshot"
+CLAIMS = []
+for model in (GRU, LSTM):
+    CLAIMS += [
+        Claim("fig5", HELPS, LAST, SIN, NONE, controls=CONTROLS, where=model, primary=model is LSTM),
+        Claim("fig5", FALLS, FIRST, NONE, NONE, than=LAST, where=model),
+    ]
+CLAIMS += [
+    Claim("fig5", RARE, at(max, *AMONG_FREQUENT), NONE, NONE, than=LAST, per="model"),
+    Claim("fig5", STABLE, LAST, {}, 0.9, where=S4D, scales=("paper",)),
+    Claim("fig5", CLOSES, gap(min), NONE, NONE, than=gap(max), where=S4D),
+]
+PAIRS = {"paper": {}, "desk": {}, "quick": dict(pairs=256), "smoke": dict(pairs=16)}
+SCALES = {scale: defaults | PAIRS[scale] for scale, defaults in reverse.SCALES.items()}
+GRIDS = {scale: {"fig5": figures["fig3"]} for scale, figures in reverse.GRIDS.items()}
+Stability.scales, Stability.grids = SCALES, GRIDS
+Stability.figures, Stability.claims = FIGURES, CLAIMS
 
 
 if __name__ == "__main__":
