@@ -363,14 +363,10 @@ def with_control(claim, about):
     found = []
     for control in claim.controls:
         if claim.over is None:
-            one, there = (
-                replace(claim, worse=claim.worse | control),
-                about.where(**claim.worse | control).trials,
-            )
+            one, sides = replace(claim, worse=claim.worse | control), [claim.worse]
         else:
-            one = replace(claim, over=claim.over | control)
-            there = all(about.where(**side | control).trials for side in (claim.better, claim.worse))
-        if there:
+            one, sides = replace(claim, over=claim.over | control), [claim.better, claim.worse]
+        if all(about.where(**side | control).trials for side in sides):
             d, why = compare(one, about)
             found.append((control["pe"], d and replace(d, over=control["pe"]), why))
     run = [one for one in found if one[1]]

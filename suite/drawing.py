@@ -124,32 +124,14 @@ def caption(figure, scale, panels, lengths):
 
 def draw(figure, scale, path, outcomes, kinds):
     """A picture of the outcomes, written to `path` -> a line that says where, or why it is not."""
-    import matplotlib.figure
+    import matplotlib
 
     panels = panels_of(figure, outcomes)
-    across, share_y = min(len(panels), 4), bool(figure.curves)
-    models = {panel.title for panel in panels}
-    if not figure.curves and len(models) > 1:  # a column for each model, a row for each metric
-        across, order, share_y = len(models), list(figure.metrics), "row"
-        panels.sort(key=lambda panel: order.index(panel.y))
-    down = math.ceil(len(panels) / across)
-    lengths = set().union(*(panel.lengths for panel in panels))
     with matplotlib.rc_context(LOOKS):
-        size = (max(3 * across, 5.5), 2.5 * down + 1)  # inches; below a width of 5.5 the caption is cut off
-        picture = matplotlib.figure.Figure(size, layout="constrained")
-        axes = picture.subplots(down, across, squeeze=False, sharey=share_y).flat
-        for axis, panel in zip(axes, panels):
-            axis.set(
-                title=title(figure, panel, lengths), ylabel=panel.y, xlabel=LABELS.get(figure.x, figure.x)
-            )
-            draw_panel(axis, figure, panel)
-            if share_y and axis not in picture.axes[::across]:
-                axis.set_ylabel("")
-        for axis in axes[len(panels) :]:
-            axis.remove()
-        if figure.zero:
-            for axis in picture.axes:
-                axis.set_ylim(bottom=0)
+        picture = draw_panels(figure, panels)
+        lengths = set().union(*(panel.lengths for panel in panels))
+        for axis, panel in zip(picture.axes, panels):
+            axis.set_title(title(figure, panel, lengths))
         picture.suptitle(caption(figure, scale, panels, lengths))
         add_legend(picture, figure, panels)
         try:
@@ -159,6 +141,33 @@ def draw(figure, scale, path, outcomes, kinds):
         except OSError as error:
             return f"not drawn: {error}"
     return f"drawn: {path.with_suffix(kinds[0])}"
+
+
+def draw_panels(figure, panels):
+    """-> a picture of them; where there are several models a column for each, and a row for each metric."""
+    import matplotlib.figure
+
+    across, share_y = min(len(panels), 4), bool(figure.curves)
+    models = {panel.title for panel in panels}
+    if not figure.curves and len(models) > 1:
+        across, order, share_y = len(models), list(figure.metrics), "row"
+        panels.sort(key=lambda panel: order.index(panel.y))
+    down = math.ceil(len(panels) / across)
+    size = (max(3 * across, 5.5), 2.5 * down + 1)  # inches; below a width of 5.5 the caption is cut off
+    picture = matplotlib.figure.Figure(size, layout="constrained")
+    axes = picture.subplots(down, across, squeeze=False, sharey=share_y).flat
+    for n, (axis, panel) in enumerate(zip(axes, panels)):
+        axis.set(ylabel=panel.y, xlabel=LABELS.get(figure.x, figure.x))
+        draw_panel(axis, figure, panel)
+        if share_y and n % across:  # the first of the row says it
+            axis.set_ylabel("")
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    for axis in (
+        picture.axes if figure.zero else ()
+    ):  # when all are drawn: it ends the search for the other end
+        axis.set_ylim(bottom=0)
+    return picture
 
 
 def draw_panel(axis, figure, panel):

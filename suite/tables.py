@@ -66,9 +66,8 @@ def dictionary(value, name):
 def progress_of(text):
     """result.json -> (iterations, seconds)"""
     content = dictionary(json.loads(text), "it")
-    return number(content["iterations"], "iterations", 0, 2**31), number(
-        content["seconds"], "seconds", 0, LONGEST
-    )
+    iterations = number(content["iterations"], "iterations", 0, 2**31)
+    return iterations, number(content["seconds"], "seconds", 0, LONGEST)
 
 
 def curve_of(text):
@@ -89,7 +88,7 @@ def outcome_of(figure, flags, text, curve):
     metrics = content["metrics"] if figure.file == "result.json" else content
     config = dictionary(content.get("config", {}), "config")
     for name in ("vocab", "length"):
-        number(config.get(name, 0), name, 0)
+        number(config.get(name, 1), name, 1)
     seconds = number(content["seconds"], "seconds", 0, LONGEST)
     texts = tuple(str(config.get(name)) for name in TEXT)
     return Outcome(flags, dictionary(metrics, "metrics"), config, content, seconds, texts, curve)
