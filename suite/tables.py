@@ -147,12 +147,16 @@ def aligned(rows, indent=""):
 
 
 def cell_table(outcomes, columns):
-    """The cells with finished trials: their flags, then what each column says, {heading: its words}."""
-    flags = [k.replace("_", "-") for k in outcomes.trials[0][0] if k != "seed"]
-    rows = [[*flags, *columns]]
+    """The cells with finished trials: their flags, then what each column says, {heading: its words}.
+
+    A flag that a part of the grid does not set, or sets to None, is at its default there.
+    """
+    flags = list(dict.fromkeys(flag for flags, _ in outcomes.trials for flag in flags if flag != "seed"))
+    rows = [[*(flag.replace("_", "-") for flag in flags), *columns]]
     for cell, trials in outcomes.cells().items():
         if trials.finished():
-            words = ["-" if v is None else str(v) for _, v in cell]
+            values = [dict(cell).get(flag) for flag in flags]
+            words = ["-" if value is None else str(value) for value in values]
             rows.append(words + [column(trials) for column in columns.values()])
     return aligned(rows, "  ")
 
