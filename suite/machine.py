@@ -144,7 +144,8 @@ def refuse_what_cannot_fit(task, device):
         if not math.isinf(needed):
             amount = f"{needed / 2**30:,.0f} GiB of memory at least"
         here = f"this machine has {there / 2**30:,.0f} GiB"
-        raise Refused(f"this trial needs {amount}, {here}: lower {task.what_to_lower}")
+        lower = f"lower {task.what_to_lower} (another experiment, in a folder of its own)"
+        raise Refused(f"this trial needs {amount}, {here}: {lower}")
 
 
 def is_out_of_memory(error):
