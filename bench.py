@@ -189,7 +189,8 @@ def show(path):
 
 def main(argv=None):
     about = dict(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flag = (parser := flags.Parser("bench.py", allow_abbrev=False, **about)).add_argument
+    parser = flags.Parser("bench.py", allow_abbrev=False, **about)
+    flag = parser.add_argument
     flag("--only", choices=CONFIGURATIONS, nargs="+", default=CONFIGURATIONS, help="configurations (all)")
     flag("--repeats", type=flags.COUNT, default=5, help="timings of each step, or steps to profile (5)")
     flag("--json", type=Path, metavar="FILE", help="write the numbers")
@@ -201,8 +202,8 @@ def main(argv=None):
             show(args.show)
             return 0
         reverse_args, given = flags.parse(Reverse, more)
-        for name in (name for name in NOT_HERE if name in given):
-            raise Refused(f"--{name} is for trials: bench.py measures steps")
+        if wrong := [name for name in NOT_HERE if name in given]:
+            raise Refused(f"--{wrong[0]} is for trials: bench.py measures steps")
         if isinstance(reverse_args.seed, range):
             raise Refused("--seed takes one number here")
         device = machine.choose_device(reverse_args.device)

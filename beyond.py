@@ -25,7 +25,7 @@ SHARED = ["amplitude", "phases", "clocks", "models-of-today"]
 EVERY = ["bands", *SHARED]
 THIRDS = {"0:0.3334": "fast", "0.3334:0.6667": "middle", "0.6667:1": "slow"}
 WORDS = THIRDS | {"0:1": "all", "input": "reading", "output": "answering", "both": "in both"}
-UNIT, LONG = 1.0, 8.0  # of 64 columns: the length of learned vectors as they start
+UNIT, LONG = 1.0, 8.0  # --amplitude: the sinusoid's, and that of learned vectors of 64 columns as they start
 
 
 def grids(cell, names):

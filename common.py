@@ -1,8 +1,9 @@
 """The paper, plainly: integers and held-out sets, encodings, models, schedule, metrics. No files, no flags.
 
-Letters: B batch, T time steps, L input length, K vocabulary, M answered steps, E embedding (and encoding)
-size, H hidden size, N state order of S4D. Inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
-suite/fast.py computes the same numbers sooner.
+Letters: B batch, N rows of a whole set, W integers of a stored row, R rounds of candidates, T time steps, L
+input length, M answered steps, K vocabulary, E embedding and encoding size, H hidden size; in S4D and Mamba N
+is the number of states and D the skip weight. Inside a model time comes first, (T, B, ...), as in
+torch.nn.GRU. suite/fast.py computes the same numbers sooner.
 """
 
 import bisect
@@ -23,7 +24,7 @@ class Refused(ValueError):
 # Drawing integers: pure functions of (seed, stream, iteration), alike on every device; no generator to save
 # ------------------------------------------------------------------------------------------------------------
 
-TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # streams: what is drawn in one never depends on another
+TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # independent streams: batches, the held-out set, stability.py's pairs
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the int64 of the same bits
 
 
@@ -43,7 +44,7 @@ def key(*counters, device="cpu"):
 
 
 def not_an_index(n, k):
-    """n itself, hidden from the compiler, whose products of indices do not wrap."""
+    """n, so written that torch.compile sees no index, which it assumes not to overflow; n * GOLDEN does."""
     return n + (k - k)
 
 
@@ -63,7 +64,7 @@ def uniform_integers(k, shape, vocab):
 
 
 def hash_rows(rows):
-    """(..., W) integers -> (...) 64-bit hashes; the sum over positions of a scrambled (position, integer)."""
+    """(..., W) integers -> (...) a 64-bit hash of each row, the sum of scrambled (position, integer)."""
     position = torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device)
     return mix(rows * GOLDEN + position).sum(-1)
 
@@ -78,7 +79,7 @@ def distinct_rows(draw, count, *counters, device="cpu"):
         _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
         rows = rows[torch.from_numpy(np.sort(first)).to(device)]
         attempt, in_vain = attempt + 1, in_vain + 1 if len(rows) == known else 0
-        if in_vain == 64:  # even the last of `count` equally likely rows is missed that often once in e^64
+        if in_vain == 64:  # with one left among `count` equally likely rows, this has a chance of e^-64
             raise Refused(f"{count} held-out sequences are wanted, but only {known} different ones exist")
     return rows[:count]
 
@@ -91,10 +92,10 @@ def count_sequences(base, exponent):
 class HeldOut:
     """Sequences that training must never show.
 
-    `rows` (N, W) are held out, `mass` is their share of the training distribution. A training row that is
-    held out is redrawn: all rounds of candidates are drawn together and the first allowed one is taken, so
-    that no step waits for the device. Of 1,024 rows among 8^4 = 4,096 (mass .25), 30 rounds leave less than
-    one row in 1e18 without an allowed candidate: it becomes a spare row, always the same allowed one.
+    `rows` (N, W) are held out, `mass` is the chance that a training draw is one of them. Every training row
+    is drawn `rounds` times, all at once so that the host never waits for the device, and the first candidate
+    that is not held out is used. Where none is, for less than one row in 1e18, a fixed allowed row takes its
+    place, the spare. With 1,024 of 8^4 = 4,096 rows held out the mass is .25, which takes 30 rounds.
     """
 
     def __init__(self, rows, mass):
@@ -124,8 +125,8 @@ class Episode(NamedTuple):
     inputs: torch.Tensor  # (B, T) integers; K is the command
     targets: torch.Tensor  # (B, M)
     steps: slice | torch.Tensor  # the answered steps: a slice of 0..T-1 shared by all rows, or (B, M)
-    weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0 where a short row has none
-    commands: int = 0  # so many last steps read the command in every row, which suite/fast.py computes once
+    weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0 after a short row's last one
+    commands: int = 0  # so many last steps read the command in every row; suite/fast.py relies on it
 
     def rows(self, part):
         """The episode of some of its rows."""
@@ -155,16 +156,16 @@ def sinusoid(positions, size):
 class Encoding(nn.Module):
     """A vector for every time step, concatenated with the token's embedding (the paper) or added to it.
 
-    A new one: a subclass that sets `table`, (positions, size), and a line in ENCODINGS below. A table has a
-    last position. Its vectors are of length `usual(size)`; --amplitude makes them another length. At the
-    steps in the slice `unencoded` the vector is zero.
+    To add one, subclass it, register `table`, (positions, size), as a buffer or a parameter, and add a line
+    to ENCODINGS. Row t is the vector of step t; a longer input is refused. `usual(size)` is the length of the
+    table's vectors, which --amplitude rescales. At the steps in the slice `unencoded` the vector is zero.
     """
 
-    accepts = ("combine", "encode", "amplitude")  # of the flags about encodings, those that it can follow
+    accepts = ("combine", "encode", "amplitude")  # the flags about encodings that have an effect on this one
 
     @staticmethod
     def usual(size):
-        """The amplitude without --amplitude."""
+        """The length of its vectors without --amplitude."""
         return 1.0
 
     def __init__(self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)):
@@ -195,7 +196,8 @@ class Encoding(nn.Module):
 
 
 class Sinusoid(Encoding):
-    """Of `bands`, fractions of the frequencies from the fastest on, the others are zero; the length stays."""
+    """The paper's. `bands` = (low, high) keeps that part of the frequencies, from 0, the fastest, to 1, the
+    slowest; the others are zero, and the rest is scaled up so that every vector still has length 1."""
 
     accepts = (*Encoding.accepts, "bands")
 
@@ -203,11 +205,11 @@ class Sinusoid(Encoding):
         super().__init__(positions, size, **options)
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
-        pairs = range(size // 2)
-        self.kept = [bisect.bisect_left(pairs, x, key=lambda i: i / len(pairs)) for x in self.bands]
+        n = size // 2  # of these frequencies, the first that is kept and one past the last
+        self.kept = [bisect.bisect_left(range(n), x, key=lambda i: i / n) for x in self.bands]
         if self.kept[0] == self.kept[1]:
             low, high = self.bands
-            raise Refused(f"--bands {low:g}:{high:g} keeps none of the {len(pairs)} frequencies")
+            raise Refused(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
         self.register_buffer("table", self.waves(positions), persistent=False)  # in double precision
 
     def waves(self, positions):
@@ -239,7 +241,7 @@ class Constant(Encoding):
 
 
 class Learned(Encoding):
-    """--amplitude is about where they start: what is learned may have any length."""
+    """A learned vector per step, drawn as nn.Embedding draws its own; --amplitude is its length at first."""
 
     @staticmethod
     def usual(size):
@@ -252,7 +254,7 @@ class Learned(Encoding):
 
 
 class Ramp(Encoding):
-    """One fixed random direction, longer by the same at every step, the last of unit length: no period."""
+    """A fixed random unit vector times t / positions: no period. --amplitude: the length at the last step."""
 
     def __init__(self, positions, size, **options):
         super().__init__(positions, size, **options)
@@ -261,14 +263,14 @@ class Ramp(Encoding):
 
 
 class Counter(Encoding):
-    """The binary digits of the step, as -1 and 1, the last one first; all columns share them in turn."""
+    """The step in binary, -1 for 0 and 1 for 1, lowest digit first, repeated to fill the columns."""
 
     def __init__(self, positions, size, **options):
         super().__init__(positions, size, **options)
         digits = max(1, (positions - 1).bit_length())
         if size < digits:
             raise Refused(f"{positions} steps are counted in {digits} binary digits: --embed {size} is less")
-        digit = torch.arange(positions)[:, None] >> torch.arange(size) % digits & 1
+        digit = (torch.arange(positions)[:, None] >> (torch.arange(size) % digits)) & 1
         self.register_buffer("table", (2 * digit - 1) / math.sqrt(size), persistent=False)
 
 
@@ -326,9 +328,11 @@ def select(h, steps):
     return h[steps] if isinstance(steps, slice) else h[steps.T, torch.arange(len(steps), device=h.device)]
 
 
-class GRU(nn.GRU):
-    """A layer: what it reads, (T, B, inputs), and the answered steps -> their outputs, (M, B, H)."""
+# A layer is made by Layer(inputs, hidden) and called as layer(x, steps): what it reads, (T, B, inputs), and
+# the answered steps -> its outputs there, (M, B, H).
 
+
+class GRU(nn.GRU):
     def forward(self, x, steps):
         return select(self.every_step(x), steps)
 
@@ -366,7 +370,10 @@ class S4D(nn.Module):
         return dtA, torch.view_as_complex(self.C) * (dtA.exp() - 1) / A
 
     def kernel(self, time):
-        """(H, time): the layer's response to an impulse, 2 Re sum_n w_n exp(l dt A_n), with l = S i + j."""
+        """(H, time): the layer's response to an impulse, 2 Re sum_n w_n exp(l dt A_n).
+
+        With l = S i + j, exp(l dt A) = exp(S i dt A) exp(j dt A): two small tables for one of (H, N/2, time).
+        """
         dtA, weights = self.discretised()
         stride = math.isqrt(time - 1) + 1
         i, j = (torch.arange(n, device=dtA.device) for n in (-(-time // stride), stride))
@@ -413,10 +420,11 @@ class MinGRU(nn.Linear):
 
 
 class Mamba(nn.Module):
-    """The selective state-space block of Gu and Dao (2023), without norm and residual path, since it reads
-    another size than it answers. Its channels are D = 2 H (their expansion), each with N states.
+    """The selective state-space block of Gu and Dao (2023), without norm and residual path, since what it
+    reads and what it answers differ in size. It has 2 H channels (their expansion), each with N states.
 
-    As there, the step size Delta comes through H / 16 numbers. `conv` False leaves the convolution out.
+    As there, the step size Delta comes through a product of rank H / 16. `conv` False leaves the convolution
+    out.
     """
 
     def __init__(self, inputs, hidden, conv=True, order=16, width=4):
@@ -453,9 +461,9 @@ LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D, "mingru": MinGRU, "mamba": Mamba
 
 
 class Model(nn.Module):
-    """The whole network; `positions` is the length of tables that have a last position.
+    """The whole network; `positions` is how many steps the encoding's table covers.
 
-    `for_layer` and `for_encoding` are further arguments of these.
+    `for_layer` and `for_encoding` are further arguments of the layer and of the encoding.
     """
 
     def __init__(
@@ -487,7 +495,7 @@ def loss_and_accuracy(model, episode):
     if share is None:
         return losses.mean(), right.mean()
     share = share.to(losses.dtype)
-    return (losses * share).sum(), (right * share).sum()  # of products, bf16 autocast would keep 8 bits
+    return (losses * share).sum(), (right * share).sum()  # not @, which autocast would round to bf16
 
 
 @torch.no_grad()
@@ -519,7 +527,10 @@ def learning_rate(i, peak, warmup, iterations):
 
 
 def sequence_metrics(episode, predictions, losses):
-    """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance; padding never counts."""
+    """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance.
+
+    Padding does not count; in every row it comes after the answers.
+    """
     targets, predictions, losses = (x.cpu().numpy() for x in (episode.targets, predictions, losses))
     answered = (
         np.ones(targets.shape, bool) if episode.weight is None else episode.weight.cpu().numpy().astype(bool)
@@ -563,7 +574,7 @@ def damerau_levenshtein(a, b):
     """
     a, b = np.ascontiguousarray(np.transpose(a)), np.ascontiguousarray(np.transpose(b))  # (La, N), (Lb, N)
     (rows, pairs), columns = a.shape, np.arange(len(b) + 1, dtype=np.int32)[:, None]
-    table = np.empty((rows + 1, *columns.shape[:1], pairs), dtype=np.int32)
+    table = np.empty((rows + 1, len(columns), pairs), dtype=np.int32)
     table[0] = columns
     width, pair = columns.size * pairs, np.arange(pairs, dtype=np.int32)
     last_row = np.zeros(b.shape, dtype=np.int32)  # 0: no such row yet

@@ -9,10 +9,12 @@
     out  . . . 4 1 3        . is not answered and has no loss
 
 --min-length N draws every row's length from N..L; the rest of a short row is commands without answers.
---dual-freq makes half of the integers Rare; its test retrieves one target among disturbants of one kind.
+--dual-freq: integers below K/2 are Frequent, the others Rare, a seventh as likely. A test sequence has one
+target among disturbants, the other integers, which are all Frequent or all Rare; only the target's answer
+counts.
 
-What to expect: the loss begins at ln K; where it ends at quick scale, RESULTS.md says.
-Departs from the paper where that is silent: gradients are clipped, as in the released code (--clip).
+What to expect: the loss begins at ln K; RESULTS.md has the accuracies at the end.
+Where the paper is silent, gradients are clipped as in its released code (--clip).
 """
 
 from suite import cli
@@ -56,8 +58,9 @@ class Reverse(Task):
 
     @staticmethod
     def add_flags(science, plumbing):
-        science("--min-length", None, "draw each row's length from N..L (all L)", type=COUNT, metavar="N")
-        science("--dual-freq", False, "half of the integers are Rare (section 4.2)", action="store_true")
+        lengths = "draw each row's length from N..L; --held-out then is of each length (all L)"
+        science("--min-length", None, lengths, type=COUNT, metavar="N")
+        science("--dual-freq", False, "half of the integers are seven times rarer", action="store_true")
 
     @classmethod
     def variant(cls, args):
@@ -113,7 +116,7 @@ class VariableLength(Reverse):
         j = torch.arange(self.length, device=rows.device)
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
         steps = (lengths + j).clamp(max=2 * self.length - 1)
-        return Episode(self.with_commands(rows), targets, steps, j < lengths, self.length)
+        return Episode(self.with_commands(rows), targets, steps, weight=j < lengths, commands=self.length)
 
     def evaluate(self, model, engine):
         episode = self.test_episode()
@@ -147,7 +150,7 @@ class DualFrequency(Reverse):
         super().check()
 
     def exist(self):
-        """As many as a test can have: a quarter of it each are rows all Frequent, and rows all Rare."""
+        """The largest possible test: a quarter of its rows are all Frequent, a quarter all Rare."""
         return (4 if self.length > 1 else 2) * count_sequences(self.vocab // 2, self.length)
 
     def mass(self, rows):
@@ -162,7 +165,10 @@ class DualFrequency(Reverse):
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
     def patterns(self):
-        """{which positions are Rare: [(condition, target's position), ...]}: what needs such sequences."""
+        """{which positions are Rare: [(condition, target's position), ...] that need such sequences}.
+
+        Those of one pattern are drawn together, so that none is used twice.
+        """
         patterns = defaultdict(list)
         for condition, name in enumerate(CONDITIONS):
             target, disturbants = (kind == "rare" for kind in name.split("/"))
@@ -173,7 +179,7 @@ class DualFrequency(Reverse):
         return patterns
 
     def test_rows(self, device):
-        """Ordered by condition, position of the target, repeat; different for each of these."""
+        """In the order of condition, position of the target, repeat; no row occurs twice."""
         half, each = self.vocab // 2, self.args.held_out // (len(CONDITIONS) * self.length)
         test = torch.empty(len(CONDITIONS), self.length, each, self.length, dtype=torch.int64, device=device)
         for number, (pattern, uses) in enumerate(self.patterns().items()):
@@ -211,7 +217,7 @@ class DualFrequency(Reverse):
 ALL = ["none", "sin", "random", "learned"]
 FIVE = [*ALL, "dup"]
 LSTM_LARGE = dict(model="lstm", vocab=16384)
-# Shorter and longer trained than the rest: the paper's pattern needs Rare integers that have been learned.
+# Shorter inputs, longer trained: the paper's pattern shows only once Rare integers have been learned.
 QUICK_DUAL_FREQ = dict(dual_freq=True, length=8, lr=1e-2, held_out=4096)
 QUICK_GRU, QUICK_LSTM = dict(length=32, lr=2e-2, iterations=2000), dict(length=32, lr=2e-2, iterations=3000)
 LONGER_LSTM = dict(model="lstm", vocab=16, iterations=3000)
@@ -318,7 +324,7 @@ def by_training(outcome):
     yield name_of(flags["model"]), flags["pe"], {x: accuracy(outcome)}
 
 
-UNLIKE = "  vectors of length 1, but learned ones start at the root of --embed; at equal lengths: `amplitude`"
+UNLIKE = "  Vectors have length 1, but learned ones start at the root of --embed; `amplitude` has equal ones."
 RETRIEVAL = {f"accuracy, {c} (target/disturbants)": retrieval(c) for c in CONDITIONS}
 BY_VOCAB = dict(x="vocab", training=True, chance=uniform_chance)
 POSITION = "position of the target in the input (1: read first)"

@@ -53,9 +53,10 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
     for condition, name in enumerate(CONDITIONS):
         k = common.key(seed, common.ANALYSIS, condition, device=device)
         rows = common.uniform_integers(k, (count, 2, length), vocab // 2)
-        kinds = torch.full((length,), KINDS.index(name.split("/")[1]), device=device)
-        kinds[target - 1] = KINDS.index(name.split("/")[0])
-        rows += kinds * (vocab // 2)
+        of_target, of_disturbants = map(KINDS.index, name.split("/"))
+        is_rare = torch.full((length,), of_disturbants, device=device)
+        is_rare[target - 1] = of_target
+        rows += is_rare * (vocab // 2)
         rows[:, 1, :target] = rows[:, 0, :target]
         pairs.append(F.pad(rows, (0, length + 1 - target), value=vocab))
     return torch.cat(pairs).unbind(1)

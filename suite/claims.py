@@ -421,7 +421,9 @@ ACCURACY = {"token accuracy": accuracy}
 BOTH_METRICS = ACCURACY | {"Damerau-Levenshtein distance": distance}
 NONE, SIN, DUP, CONSTANT = (dict(pe=pe) for pe in ("none", "sin", "dup", "constant"))
 CONTROLS = (CONSTANT, DUP)  # as many inputs without a clock, the fairer one first
-NO_GAIN = "0.02"  # of accuracy: a smaller one is none
+NO_GAIN = (
+    "0.02"  # of accuracy: a gain that has to be excluded for "yes"; one that is shown, however small, is "no"
+)
 
 
 def uniform_chance(vocab, length):

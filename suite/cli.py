@@ -24,7 +24,7 @@ from pathlib import Path
 
 from common import Refused
 
-# What takes long has been imported, see __init__.py.
+# PyTorch has been imported: Ctrl-C raises KeyboardInterrupt again, see __init__.py.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # ------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class Job:
         return all(task.result() for task in self.tasks) and not self.tasks[0].args.overwrite
 
     def start(self, at_once, cuda):
-        """On a CPU several processes share the cores: threads would wait for one another."""
+        """Start the process, and threads that read what it prints. On a CPU the processes share the cores."""
         threads = 1 if self.tasks[0].is_small() else max(1, machine.cores() // at_once)
         own = {} if cuda or at_once == 1 else {"OMP_NUM_THREADS": str(threads)}
         command = [sys.executable, inspect.getfile(type(self.tasks[0])), *self.words]
@@ -179,7 +179,7 @@ class Campaign:
 
 
 def worst(codes):
-    """75 wins; 73 is ignored; else the largest code."""
+    """The exit code of many: 75 (stopped) if any has it, else the largest; 73 (elsewhere) does not count."""
     if STOPPED in codes:
         return STOPPED
     return max((code for code in codes if code != RUNNING_ELSEWHERE), default=0)
@@ -194,7 +194,10 @@ def seeds_together(trials):
     jobs = []
     for group in alike.values():
         first, last = group[0].task.seed, group[-1].task.seed
-        jobs.append(Job([*group[0].words, "--seed", f"{first}-{last}"], [trial.task for trial in group]))
+        if [trial.task.seed for trial in group] == list(range(first, last + 1)):
+            jobs.append(Job([*group[0].words, "--seed", f"{first}-{last}"], [trial.task for trial in group]))
+        else:
+            jobs += [Job(trial.words, [trial.task]) for trial in group]
     return jobs
 
 

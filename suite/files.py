@@ -59,7 +59,7 @@ def finished_metrics(folder):
 def lock(path):
     """The file `path`, open and locked; None where another process holds it."""
     file = open(path, "a")  # noqa: SIM115 - held until the trial ends
-    for wait in (0.2, 0):  # `python report.py` looks at locks for an instant
+    for wait in (0.2, 0):  # twice, since `python report.py` holds a lock for an instant
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

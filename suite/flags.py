@@ -61,9 +61,11 @@ FRACTION = number(float, "a number in [0, 1)", lambda x: 0 <= x < 1)
 def seeds(text):
     """One seed, or a range of them such as 0-4."""
     first, dash, last = text.partition("-")
-    if first and dash and SEED(first) <= SEED(last) < SEED(first) + 1000:
-        return range(int(first), int(last) + 1)
-    return SEED(text)
+    if not (first and dash):
+        return SEED(text)
+    if not SEED(first) <= SEED(last) < SEED(first) + 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST-LAST, rising, of a thousand seeds at most")
+    return range(int(first), int(last) + 1)
 
 
 def bands(text):
@@ -196,7 +198,7 @@ def training_flags(flag):
 
 
 def computing_flags(flag):
-    auto = "fast.py; torch: torch.nn; auto: torch for a small lstm or s4d on a CPU, else fast"
+    auto = "suite/fast.py; torch: torch.nn; auto: fast, but torch for a small lstm or s4d on a CPU"
     flag("--engine", "auto", f"fast: {auto}", choices=["auto", "fast", "torch"])
     precisions = "of matrix products: fp32; tf32; bf16, in folders of its own (tf32 on CUDA, fp32 on a CPU)"
     flag("--precision", None, precisions, choices=["fp32", "tf32", "bf16"])

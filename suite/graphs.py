@@ -43,16 +43,15 @@ def whole(step, first, state, device):
     counter.fill_(first)
     graph = record(once)
 
-    def replay(i, kept=counter):  # the graph reads the counter's memory, but does not keep it
-        graph.replay()
-
-    return replay
+    graph.counter = counter  # or its memory would be given away
+    return lambda i: graph.replay()  # whose counter is at i already
 
 
 def by_size(learn, episode, first, state):
-    """One graph of learn(batch) for every size of batch; episode(i) is copied to where its first batch lies.
+    """One graph of learn(batch) for every size of batch.
 
-    They share their memory: none keeps anything there from one iteration to the next.
+    A size's first batch stays as its input: later ones are copied into it before the replay. The graphs share
+    their memory: none keeps anything there from one iteration to the next.
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()
 

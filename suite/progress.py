@@ -63,7 +63,7 @@ class Progress:
         self.args, self.alone, self.live = args, alone, Live(alone)
         self.label = "" if alone else f"seed {args.seed}: "
         self.first, self.started = 0, 0.0  # iteration and seconds of training where this process took over
-        self.estimated = not alone  # whether it was said how long all this will take
+        self.estimated = not alone  # how long it will take has been said, or is not wanted
 
     def start(self, iteration, seconds):
         self.first, self.started = iteration, seconds
@@ -116,5 +116,5 @@ def show_metrics(metrics):
             continue
         parts = value.items() if isinstance(value, dict) else [("", value)]
         texts = [(part, f"{x:,}" if isinstance(x, int) else f"{np.mean(x):.4f}") for part, x in parts]
-        numbers = "".join(f" {part} {text}".replace("  ", " ") for part, text in texts)
-        say(f"{name.replace('_', ' ')}:{numbers}")
+        numbers = " ".join(f"{part} {text}".strip() for part, text in texts)
+        say(f"{name.replace('_', ' ')}: {numbers}")

@@ -13,10 +13,10 @@ NAMED = dict(model="", pe="", vocab="K", length="L")  # flag -> what stands befo
 
 
 @functools.cache  # a grid has few of them, and hundreds of trials
-def try_encoding(encoding, embed, bands):
-    """Raise Refused now if the encoding cannot be built."""
+def try_encoding(encoding, positions, embed, bands):
+    """Raise Refused now if the encoding cannot be built; on the meta device, so that nothing is computed."""
     with torch.device("meta"):
-        encoding(1, embed, bands=bands)
+        encoding(positions, embed, bands=bands)
 
 
 class Task:
@@ -34,8 +34,9 @@ class Task:
     only_alone = ()  # flags that do something else than train: not for several trials at once
     named = NAMED  # what begins a folder's name, and with what
     trials_of = ""  # the task whose trials these are, where it is another
-    # training_episode(i) takes i as a tensor too and never waits for the device: it is part of a CUDA graph.
-    # False: training_episode(i, in_graph=True) is a tuple of tensors in few sizes, each of which has a graph.
+    # True: training_episode(i) has fixed shapes, takes i as a tensor too and never makes the host wait (no
+    # .item()), so that the whole iteration is one CUDA graph. False: training_episode(i, in_graph=True) is a
+    # tuple of tensors in few sizes, each of which has a graph of its own.
     graph = True
     what_to_lower = "--batch, --length, --hidden, --embed or --vocab"  # where memory does not suffice
     fast_at_every_size = False  # --engine auto is fast.py at every size and on every device
@@ -56,7 +57,7 @@ class Task:
 
     @classmethod
     def defaults(cls, args):
-        """Of flags whose default depends on others."""
+        """{flag: default} of the flags whose default depends on other flags."""
         return {"held_out": 1024, "amplitude": common.ENCODINGS[args.pe].usual(args.embed)}
 
     @classmethod
@@ -76,7 +77,9 @@ class Task:
         a = self.args
         if getattr(a, "no_conv", False) and a.model != "mamba":
             raise Refused(f"--no-conv is for mamba alone: --model {a.model} has no convolution")
-        try_encoding(common.ENCODINGS[a.pe], a.embed, self.for_encoding()["bands"])
+        try_encoding(
+            common.ENCODINGS[a.pe], min(self.positions(), 2**20), a.embed, self.for_encoding()["bands"]
+        )
         if "held_out" in a and a.held_out > (exist := self.exist()):
             raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that exist")
 
@@ -88,38 +91,39 @@ class Task:
 
     def for_encoding(self):
         """What an encoding is told; the first --length steps are the input, those after them the output."""
-        a, phases = self.args, dict(input=slice(self.length, None), output=slice(self.length))
-        unencoded = phases.get(getattr(a, "encode", "both"))
+        a = self.args
+        left_out = {"both": None, "input": slice(self.length, None), "output": slice(self.length)}
+        unencoded = left_out[getattr(a, "encode", "both")]
         bands = tuple(map(float, a.bands.split(":")))
         return dict(combine=a.combine, unencoded=unencoded, amplitude=a.amplitude, bands=bands)
 
     def model(self):
         a = self.args
         sizes = a.vocab, a.embed, a.hidden, self.positions()
-        for_layer = dict(conv=False) if a.no_conv else None
+        for_layer = dict(conv=False) if getattr(a, "no_conv", False) else None
         return common.Model(a.model, a.pe, *sizes, for_layer, **self.for_encoding())
 
     def rate(self, i):
         return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)
 
     def is_small(self):
-        """Whether a second thread on a CPU costs more than it gives where other work waits."""
+        """Whether the model is so small that a second CPU thread does not pay while other trials wait."""
         return self.args.hidden < 256
 
     def memory(self):
-        """Bytes that a trial needs, at about the least."""
+        """A low estimate of the bytes that a trial needs, counted in float32 numbers of four."""
         a, time = self.args, self.positions()
         with torch.device("meta"):
             model = self.model()
         parameters = sum(p.numel() for p in model.parameters())  # and gradients, and Adam's two moments
         states, logits = a.batch * time * 4 * a.hidden, min(a.batch * a.vocab, 2**25)  # in chunks
-        held_out = 2 * (getattr(a, "held_out", 0) + a.batch) * time  # of 8 bytes
+        held_out = 2 * (getattr(a, "held_out", 0) + a.batch) * time  # of eight
         return 4 * (4 * parameters + states + logits + held_out + time * a.embed)
 
     # -- the data
 
     def exist(self):
-        """How many different sequences there are, of what `draw` draws."""
+        """How many different rows `draw` can return."""
         return common.count_sequences(self.vocab, self.length)
 
     def draw(self, k, shape):
@@ -127,7 +131,7 @@ class Task:
         return common.uniform_integers(k, (*shape, self.length), self.vocab)
 
     def with_commands(self, rows):
-        """(B, L) -> (B, 2L): as many commands follow."""
+        """(B, L) integers -> (B, 2L): the same, then L commands."""
         return torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)
 
     def episode(self, rows):
@@ -135,7 +139,7 @@ class Task:
         raise NotImplementedError
 
     def mass(self, rows):
-        """The share of the training distribution that the held-out rows are."""
+        """The chance that a training draw is a held-out row: here, of rows that are equally likely."""
         return len(rows) / self.exist()
 
     def test_rows(self, device):
@@ -152,9 +156,7 @@ class Task:
         self.held_out = common.HeldOut(rows, self.mass(rows))
         k = common.key(self.seed, common.TRAINING, 0, device=device)  # training starts at iteration 1
         candidates = self.draw(k, (1024,))
-        while self.held_out.contains(candidates).all():
-            candidates = self.draw(common.hash_rows(candidates)[0], (1024,))
-        self.spare = candidates[~self.held_out.contains(candidates)][0]
+        self.spare = candidates[~self.held_out.contains(candidates)][0]  # half of them at most are held out
 
     def training_rows(self, i):
         """(B, W) integers: for every row candidates are drawn, and the first allowed one is taken."""
@@ -171,7 +173,7 @@ class Task:
 
     # -- a trial
 
-    run = None  # run(argv, stop) -> an exit code, of a task that does something else than to train
+    run = None  # a task that does not train a trial, or not only, has run(self, argv, stop) -> an exit code
 
     def result(self):
         """The metrics of the trial if it is done, else None."""
@@ -181,7 +183,7 @@ class Task:
         """A line to print below the metrics of a finished trial, if there is anything to say."""
 
     def begin(self):
-        """What has to be there before training -> an exit code where that was all, else None."""
+        """Prepare files -> an exit code where the flags asked for nothing more, else None, to train."""
 
     def loss_and_accuracy(self, model, episode, engine):
         return engine.loss_and_accuracy(model, episode)

@@ -51,7 +51,8 @@ class Stop:
 
     def __call__(self, number, frame):
         at_once = not self.training or self.requested and number == signal.SIGINT
-        what = "stopped at once" if at_once else f"{self.saving}; Ctrl-C again stops at once"
+        doing = "giving up the evaluation" if self.evaluating else self.saving
+        what = "stopped at once" if at_once else f"{doing}; Ctrl-C again stops at once"
         if at_once or not self.requested:
             with contextlib.suppress(OSError):  # not print, which may have been interrupted in its midst
                 os.write(2, f"\n{signal.Signals(number).name}: {what}\n".encode())
@@ -76,7 +77,9 @@ class Stop:
 
     @contextlib.contextmanager
     def interrupting(self):
-        """What stands here is given up as soon as a signal comes."""
+        """What stands here is given up as soon as a signal comes, or if one has come."""
+        if self.requested:
+            raise Stopped
         self.evaluating = True
         try:
             yield
@@ -85,8 +88,9 @@ class Stop:
 
 
 def refuse_other_flags(folder, config):
-    """A folder's name holds every flag that matters, so this catches edited files and changed defaults.
+    """Refuse a folder whose config.json has other flags.
 
+    Its name holds every flag off its default, so that such a file was edited, or a default has changed since.
     A flag missing from an old config.json was at its default.
     """
     content = files.read_json(folder / "config.json", "config")
@@ -142,12 +146,13 @@ class Trial:
         self.progress = Progress(task.args, alone)
         self.code = None  # the exit code, once it has ended
         self.lock = self.engine = self.origin = self.step = None
-        self.torn = False  # whether last.pt is, and so must not replace what is good
+        self.torn = False  # last.pt was damaged: the next save must not make it previous.pt
         self.seconds_to_start = 0.0
         # The state, see `initialise`
         self.model = self.optimizer = self.rate = self.sums = None
         self.iteration, self.checked, self.rows = 0, 0, []
-        self.seconds, self.clock_zero = 0.0, 0.0  # of training; the time when they would have been 0
+        self.seconds = 0.0  # spent in training, over all resumes
+        self.clock_zero = 0.0  # perf_counter() less these seconds
 
     # -- from the folder to the first iteration
 
@@ -213,7 +218,7 @@ class Trial:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def make_step(self):
-        """step(i): an iteration, in which the host never waits for the device."""
+        """Set step(i), which runs iteration i: as a CUDA graph, one for each size of batch, or directly."""
         self.step = lambda i: learn(self, self.task.training_episode(i))
         first, episode = self.iteration + 1, self.task.training_episode
         if self.engine.graph and self.task.graph:
@@ -318,8 +323,8 @@ class Trial:
     def resume(self):
         """Continue from last.pt, else previous.pt, else the start: all lead to the same end.
 
-        Only a torn file is passed over. Starting anew because of a disk that did not answer, or of another
-        version's checkpoint, would in time overwrite what is good.
+        Only a damaged file is passed over. Any other failure, of a disk or of another version's checkpoint,
+        ends the trial: to start anew would in time overwrite good checkpoints.
         """
         for path in (self.folder / "last.pt", self.folder / "previous.pt"):
             if not path.exists():
@@ -341,7 +346,7 @@ class Trial:
 
     def load(self, saved):
         if not (isinstance(saved["iteration"], int) and isinstance(saved["rows"], list)):
-            raise Torn("its iteration is no number")
+            raise Torn("its iteration is no number, or its curve no list")
         if saved["iteration"] > self.args.iterations:
             raise ValueError(f"iteration {saved['iteration']} is beyond --iterations")
         self.model.load_state_dict(saved["model"])
@@ -411,7 +416,7 @@ def learn(trial, episode):
     trial.sums += torch.stack([loss.detach(), accuracy, norm])
 
 
-LARGEST = torch.finfo(torch.float32).max
+LARGEST_RATE = torch.finfo(torch.float32).max  # --lr may be more than a float32 holds
 
 
 def train(trials, stop):
@@ -428,7 +433,7 @@ def train(trials, stop):
                 args, i = t.args, t.iteration + 1
                 if i <= args.iterations:  # otherwise only the result is missing
                     rate = t.task.rate(i)
-                    t.rate.fill_(min(rate, LARGEST))
+                    t.rate.fill_(min(rate, LARGEST_RATE))
                     t.step(i)
                     t.iteration, t.seconds = i, time.perf_counter() - t.clock_zero
 
