@@ -5,9 +5,14 @@ trial.py      one trial: its folder, its checkpoints, the training loop
 flags.py      flags, folder names, grids of trials
 cli.py        what a command line does; many trials as processes
 claims.py     figures and claims as data; statistics, verdicts
-tables.py, drawing.py    what is printed and drawn of them
-fast.py       common.py's numbers, sooner; graphs.py: on CUDA, in one launch
-machine.py, files.py, progress.py, fetch.py    device and engine; files written whole; what is said; downloads
+tables.py     what is read of a trial, and printed of a figure
+drawing.py    pictures
+fast.py       common.py's numbers, sooner
+graphs.py     CUDA graphs: a step in one launch
+machine.py    device, engine, memory, and what is recorded of them
+files.py      files that are written whole or not at all, locks
+progress.py   what is said while a trial runs
+fetch.py      downloads
 """
 
 import contextlib
@@ -20,6 +25,16 @@ __version__ = "1.0"
 if sys.version_info < (3, 11):  # noqa: UP036 - said here rather than by whatever fails first
     raise SystemExit(f"Python 3.11 or later is needed; this is {sys.version.split()[0]}")
 
+
+def interrupt(number, frame):
+    """Ctrl-C. While modules are imported, which takes seconds, it ends the process without a traceback."""
+    while frame:
+        if "importlib" in frame.f_code.co_filename:
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+# This is why a script imports `suite` before all else.
 with contextlib.suppress(ValueError):  # outside of the main thread nobody hears signals
-    # PyTorch takes seconds to import: until cli.py has, Ctrl-C ends the process without a traceback.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    signal.signal(signal.SIGINT, interrupt)

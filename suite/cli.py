@@ -24,9 +24,6 @@ from pathlib import Path
 
 from common import Refused
 
-# PyTorch has been imported: Ctrl-C raises KeyboardInterrupt again, see __init__.py.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # ------------------------------------------------------------------------------------------------------------
 # Many trials as processes
 # ------------------------------------------------------------------------------------------------------------

@@ -138,8 +138,10 @@ def refuse_what_cannot_fit(task, device):
     there = total_memory(device)
     try:
         needed = task.memory()
-    except RuntimeError:  # more than PyTorch can count
-        needed = math.inf
+    except RuntimeError as error:
+        if "overflow" not in str(error) and "too large" not in str(error):
+            raise
+        needed = math.inf  # more than PyTorch can count
     if needed > there:
         amount = "more memory than can be counted"
         if not math.isinf(needed):

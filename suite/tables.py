@@ -203,8 +203,8 @@ def figure_lines(figure, scale, outcomes, broken, verdicts):
     if len(texts := outcomes.texts()) > 1:
         counts = " and ".join(map(str, texts.values()))
         lines.append(f"  trials of {len(texts)} different texts, not compared: {counts} of them")
-    if len(texts) != 1:
-        return lines
+    if len(texts) != 1:  # nothing is finished, or not comparable
+        return lines + missing(outcomes)
     usual = lambda outcomes, scale: [mean_columns(*item) for item in figure.metrics.items()]
     for columns in (figure.tables or usual)(outcomes, scale):
         lines += ["", *cell_table(outcomes, columns)]
