@@ -16,7 +16,7 @@ steps before; times are medians. What a part of the suite gains: --engine torch 
 
 from suite import cli, files, flags, machine
 from suite.tables import aligned
-from suite.trial import Trial
+from suite.trial import FAILED, Trial
 
 import argparse
 import json
@@ -212,7 +212,10 @@ def main(argv=None):
             probe.unlink()
         run(args, more, device, tasks)
     except (OSError, Refused) as error:
-        parser.error(str(error))
+        if not files.is_of_the_disk(error):
+            parser.error(str(error))
+        print(f"bench.py: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("bench.py: interrupted", file=sys.stderr)
         return 130

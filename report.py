@@ -12,6 +12,7 @@ from suite.drawing import CAN_DRAW, draw, pictures
 from suite.flags import Parser, campaign
 from suite.progress import duration
 from suite.tables import Broken, aligned, checked, curve_of, figure_lines, load, picture_stem, progress_of
+from suite.trial import FAILED
 
 import json
 import os
@@ -310,7 +311,10 @@ def main(argv=None):
         print("report.py: interrupted", file=sys.stderr)
         return 130
     except (OSError, Refused) as error:
-        parser.error(error)
+        if not files.is_of_the_disk(error):
+            parser.error(str(error))
+        print(f"report.py: {error}", file=sys.stderr)
+        return FAILED
     finally:
         cli.leave_quietly()
     return 0

@@ -2,6 +2,8 @@
 
 from suite.progress import say
 
+import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -22,16 +24,26 @@ class Torn(Exception):
 def write(path, content, keep=None):
     """Replace `path` whole or not at all; what was there before is renamed to `keep`."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if keep and path.exists():
-        os.replace(path, keep)
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if keep and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # a full disk needs the room
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None  # a full disk names no file
+
+
+def is_of_the_disk(error):
+    """Whether it failed (it is full, or broken), rather than that a name is wrong."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def write_json(path, content):

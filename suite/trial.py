@@ -185,6 +185,8 @@ class Trial:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = files.lock(self.folder / "lock")
         except (OSError, RecursionError) as error:  # thousands of folders deep
+            if files.is_of_the_disk(error):
+                raise
             raise Refused(f"cannot write to --out {self.args.out[:200]}: {error}") from None
 
     def ends_as_finished(self):
@@ -241,7 +243,8 @@ class Trial:
         except Stopped:
             self.end(STOPPED, "stopped while evaluating; the same command evaluates")
         except OSError as error:
-            self.end(FAILED, f"{error}; checkpoints are kept, the same command continues")
+            where = "" if error.filename else f"{self.folder}: "  # a disk that does not answer names no file
+            self.end(FAILED, f"{where}{error}; checkpoints are kept, the same command continues")
         except Exception as error:  # noqa: BLE001 - the others go on
             if machine.is_out_of_memory(error):
                 fewer = "" if self.alone else ", or train fewer seeds at a time"
