@@ -57,7 +57,7 @@ class Stop:
                 os.write(2, f"\n{signal.Signals(number).name}: {what}\n".encode())
         if at_once:
             for job in self.jobs:
-                job.process.kill()
+                job.send(signal.SIGKILL)
             os._exit(130 if self.training else STOPPED)
         self.requested = True
         if self.evaluating:
