@@ -20,6 +20,10 @@ __version__ = "1.0"
 if sys.version_info < (3, 11):  # noqa: UP036 - said here rather than by whatever fails first
     raise SystemExit(f"Python 3.11 or later is needed; this is {sys.version.split()[0]}")
 
+with contextlib.suppress(AttributeError):  # it is closed, or no file
+    # What the terminal's or the log's encoding lacks is shown as \xe9: it must not end a trial.
+    sys.stdout.reconfigure(errors="backslashreplace")
+
 with contextlib.suppress(ValueError):  # outside of the main thread nobody hears signals
     # PyTorch takes seconds to import: until cli.py has, Ctrl-C ends the process without a traceback.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
