@@ -51,20 +51,28 @@ def write_json(path, content):
 
 
 def read_json(path, key):
-    """The file's dictionary, which has another one under `key`; None where there is no usable file."""
+    """The file's dictionary, which has another one under `key`; None where there is none. It raises Torn."""
     try:
         content = json.loads(path.read_text())
         return content | {key: dict(content[key])}
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError) as error:
-        say(f"{path} cannot be used: {error!r}", file=sys.stderr)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Torn(f"{path} cannot be used: {error!r}") from None
+
+
+def read_usable_json(path, key):
+    """As read_json; where the file cannot be used, that is said, and it is as if there were none."""
+    try:
+        return read_json(path, key)
+    except Torn as error:
+        say(str(error), file=sys.stderr)
         return None
 
 
 def finished_metrics(folder):
     """The metrics of a trial that is done, else None."""
-    result = read_json(folder / "result.json", "metrics")
+    result = read_usable_json(folder / "result.json", "metrics")
     return result and result["metrics"]
 
 

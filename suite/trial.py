@@ -89,7 +89,7 @@ def refuse_other_flags(folder, config):
 
     A flag missing from an old config.json was at its default.
     """
-    content = files.read_json(folder / "config.json", "config")
+    content = files.read_usable_json(folder / "config.json", "config")
     if content is None:
         return  # none yet, or torn: the folder's name vouches for it
     before = content["config"]
@@ -200,7 +200,7 @@ class Trial:
     def record_origin(self):
         """config.json, and a word where a resumed trial will not have the bits of an undisturbed one."""
         self.origin = machine.provenance(self.task, self.argv, self.model, self.engine, self.device)
-        before = files.read_json(self.folder / "config.json", "config")
+        before = files.read_usable_json(self.folder / "config.json", "config")
         threads = self.origin["threads"]
         if before is None:
             files.write_json(self.folder / "config.json", self.origin)
@@ -259,7 +259,7 @@ class Trial:
         self.progress.live.close()
         if why:
             which = "" if self.alone else f"{self.folder}: "
-            say(f"{self.task.name}.py: {which}{why}", file=sys.stderr)
+            say(f"{self.task.name}.py: {which}{' '.join(why.splitlines())}", file=sys.stderr)
         if self.lock:
             self.lock.close()
         self.model = self.optimizer = self.step = None  # others may need their memory
