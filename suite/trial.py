@@ -281,6 +281,7 @@ class Trial:
             memory: machine.peak_memory(self.device, self.alone),
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
+        self.write_curve()  # again: one killed after its last checkpoint has an older one
         files.write_json(self.folder / "result.json", result)
         (self.folder / "previous.pt").unlink(missing_ok=True)
         self.progress.live.close()
@@ -363,8 +364,7 @@ class Trial:
         previous = None if self.torn else self.folder / "previous.pt"
         files.save_tensors(self.folder / "last.pt", content, keep=previous)
         self.torn = False
-        lines = [HEADER, *(",".join(map(repr, row)) for row in self.rows)]
-        files.write(self.folder / "curve.csv", "\n".join(lines) + "\n")
+        self.write_curve()
 
     def snapshot(self):
         self.check()
@@ -379,6 +379,10 @@ class Trial:
         self.checked = self.iteration
 
     # -- curve.csv
+
+    def write_curve(self):
+        lines = [HEADER, *(",".join(map(repr, row)) for row in self.rows)]
+        files.write(self.folder / "curve.csv", "\n".join(lines) + "\n")
 
     def row(self, rate):
         """A row of curve.csv: means since the last one."""
