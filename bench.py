@@ -15,8 +15,8 @@ steps before; times are medians. What a part of the suite gains: --engine torch 
 """
 
 from suite import cli, files, flags, machine
-from suite.tables import aligned
-from suite.trial import Trial
+from suite.tables import Broken, aligned, checked
+from suite.trial import FAILED, Trial
 
 import argparse
 import json
@@ -24,7 +24,6 @@ import statistics
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -182,9 +181,9 @@ def run(args, more, device, tasks):
 
 def show(path):
     try:
-        print(*table(json.loads(path.read_text())), sep="\n")
-    except (ValueError, LookupError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise Refused(f"{path} is not what --json wrote: {error!r}") from None
+        print(*checked(path, lambda text: table(json.loads(text))), sep="\n")
+    except Broken as error:
+        raise Refused(f"--show {error}") from None
 
 
 def main(argv=None):
@@ -193,8 +192,8 @@ def main(argv=None):
     flag = parser.add_argument
     flag("--only", choices=CONFIGURATIONS, nargs="+", default=CONFIGURATIONS, help="configurations (all)")
     flag("--repeats", type=flags.COUNT, default=5, help="timings of each step, or steps to profile (5)")
-    flag("--json", type=Path, metavar="FILE", help="write the numbers")
-    flag("--show", type=Path, metavar="FILE", help="print the table of such a file, run nothing")
+    flag("--json", type=flags.file_path, metavar="FILE", help="write the numbers")
+    flag("--show", type=flags.file_path, metavar="FILE", help="print the table of such a file, run nothing")
     flag("--profile", action="store_true", help="print where the suite's step spends its time instead")
     args, more = parser.parse_known_args(argv)
     try:
@@ -209,11 +208,16 @@ def main(argv=None):
         device = machine.choose_device(reverse_args.device)
         tasks = {name: task_of(name, device, more) for name in args.only}
         if args.json:  # whether it can be written is found out before minutes of measuring
+            if args.json.is_dir():
+                raise Refused(f"--json {args.json} is a folder")
             files.write_json(probe := args.json.with_name(f".{args.json.name}.probe"), {})
             probe.unlink()
         run(args, more, device, tasks)
     except (OSError, Refused) as error:
-        parser.error(str(error))
+        if not files.is_of_the_disk(error):
+            parser.error(str(error))
+        print(f"bench.py: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("bench.py: interrupted", file=sys.stderr)
         return 130

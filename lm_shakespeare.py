@@ -112,6 +112,9 @@ class Shakespeare(Task):
         weights = 12 * a.layers * a.width**2 + self.positions() * a.width
         return 4 * (4 * weights + 6 * a.layers * a.batch * a.context * a.width)
 
+    def takes_long_to_build(self):
+        return self.args.layers > 3000 or 12 * self.args.layers * self.args.width**2 > 10**9
+
     def begin(self):
         """Find the text, which --download gets. With --sample, draw from the trial, and end."""
         if self.args.download:

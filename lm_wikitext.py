@@ -30,7 +30,7 @@ Departures: there is no command, so the embedding has K rows; only gru and lstm 
 from suite import cli, fast, tables
 from suite.claims import NONE, SIN, Claim, Figure, metric, name_of
 from suite.fetch import fetch, put
-from suite.files import read_json
+from suite.files import read_usable_json
 from suite.flags import SEEDS, SMOKE, cross
 from suite.progress import say, say_once
 from suite.task import Task
@@ -435,7 +435,7 @@ def find_text(folder, may_download):
 
 def committed_texts(vocab):
     """The hashes of the texts of this suite's own results of --vocab: another text gives other numbers."""
-    results = (read_json(path, "config") for path in RESULTS.glob(f"*-K{vocab}-*/seed*/result.json"))
+    results = (read_usable_json(path, "config") for path in RESULTS.glob(f"*-K{vocab}-*/seed*/result.json"))
     return {one["config"]["text_sha256"] for one in results if one and "text_sha256" in one["config"]}
 
 

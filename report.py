@@ -9,9 +9,10 @@ What a script prints of its own figures: python reverse.py --report.
 from suite import cli, files
 from suite.claims import LEVEL, SCALES, Figure, Outcomes, correct, judge_all
 from suite.drawing import CAN_DRAW, draw, pictures
-from suite.flags import Parser, campaign
+from suite.flags import Parser, campaign, file_path
 from suite.progress import duration
 from suite.tables import Broken, aligned, checked, curve_of, figure_lines, load, picture_stem, progress_of
+from suite.trial import FAILED
 
 import json
 import os
@@ -284,7 +285,7 @@ def kept(path):
 
 def write_page(path, out, scales):
     """Make RESULTS.md anew between its markers, whole or not at all."""
-    path = path.resolve()  # a symbolic link stays one
+    path = Path(os.path.realpath(path))  # a symbolic link stays one
     head, tail = kept(path)
     lines, broken = page_lines(out, scales, path.parent)
     files.write(path, "\n".join([*head, BEGIN, *lines, END, *tail]))
@@ -294,9 +295,11 @@ def write_page(path, out, scales):
 
 def main(argv=None):
     parser = Parser("report.py", description="How far every figure of every script is.")
-    parser.add_argument("--out", default="runs", type=Path, help="folder of all trials (runs)")
+    parser.add_argument("--out", default="runs", type=file_path, help="folder of all trials (runs)")
     parser.add_argument("--scale", choices=SCALES, nargs="+", default=["paper"], help="(paper)")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="make FILE, such as RESULTS.md, instead")
+    parser.add_argument(
+        "--write", metavar="FILE", type=file_path, help="make FILE, such as RESULTS.md, instead"
+    )
     args = parser.parse_args(argv)
     scales = list(dict.fromkeys(args.scale))
     try:
@@ -310,7 +313,10 @@ def main(argv=None):
         print("report.py: interrupted", file=sys.stderr)
         return 130
     except (OSError, Refused) as error:
-        parser.error(error)
+        if not files.is_of_the_disk(error):
+            parser.error(str(error))
+        print(f"report.py: {error}", file=sys.stderr)
+        return FAILED
     finally:
         cli.leave_quietly()
     return 0

@@ -20,6 +20,7 @@ Products are in fp32 whatever the trial was trained in.
 
 from suite import cli, fast, files, machine
 from suite.claims import CONTROLS, NONE, SIN, Claim, Figure, name_of
+from suite.files import Torn
 from suite.flags import COUNT, as_words, complete, declare
 from suite.progress import say
 from suite.trial import RUNNING_ELSEWHERE, STOPPED, Trial, load_weights, refuse_other_flags, train
@@ -210,18 +211,34 @@ class Stability(DualFrequency):
             return {}
         if given.keys() & {"train", "list", "all", "report"}:
             raise Refused("--trial is one trial's folder: leave out --train, --list, --all and --report")
-        content = files.read_json(Path(folder) / "config.json", "config")
-        if content is None or not content["config"].get("dual_freq"):
-            raise Refused(f"{folder} is not the folder of a dual-frequency trial")
-        config = content["config"]
+        config = cls.config_in(Path(folder))
         if differ := [name for name in given.keys() & config.keys() if given[name] != config[name]]:
             flags = ", ".join(" ".join(as_words(name, config[name])) for name in sorted(differ))
             raise Refused(f"{folder} was trained with {flags}: leave out the flags that differ")
         words = []
         for name, value in config.items():
-            if name != "precision" and value is not None and value is not False:  # all is in fp32 here
+            if value is not None and value is not False:
                 words += as_words(name, value)
-        return vars(declare(cls)[0].parse_args(words))
+        read = vars(declare(cls)[0].parse_args(words))
+        if changed := [name for name, value in read.items() if value != config[name]]:
+            what = f"{config[changed[0]]!r} as --{changed[0].replace('_', '-')}"
+            raise Refused(f"{folder}/config.json has {what}, which no trial has")
+        return read
+
+    @classmethod
+    def config_in(cls, folder):
+        """The flags in a trial's config.json, but for --precision: all is in fp32 here."""
+        try:
+            content = files.read_json(folder / "config.json", "config")
+        except Torn as error:
+            raise Refused(str(error)) from None
+        config = content["config"] if content else {}
+        if not config.get("dual_freq"):
+            raise Refused(f"{folder} is not the folder of a dual-frequency trial")
+        config.pop("precision", None)
+        if foreign := config.keys() - declare(cls)[2]:
+            raise Refused(f"{folder}/config.json has {next(iter(foreign))!r}, which is no flag of a trial")
+        return config
 
     @classmethod
     def variant(cls, args):
@@ -276,7 +293,7 @@ class Stability(DualFrequency):
     def measured(self, anew=False):
         """The content of stability.json, of the same pairs, and {iteration: file} of what it lacks."""
         settings = {"pairs": self.args.pairs, "target": self.args.target}
-        content = files.read_json(self.folder / "stability.json", "by_condition")
+        content = files.read_usable_json(self.folder / "stability.json", "by_condition")
         if anew or content is None or not settings.items() <= content.items() or not is_whole(content):
             content = settings | {"by_condition": {c: {} for c in CONDITIONS}, "seconds": 0.0}
         known = set(map(int, content["by_condition"][CONDITIONS[0]]))
@@ -284,18 +301,18 @@ class Stability(DualFrequency):
 
     def snapshots(self, known):
         """{iteration: file} of all that the trial has written by now; other files there are not its own."""
-        content = files.read_json(self.folder / "config.json", "run")
+        content = files.read_usable_json(self.folder / "config.json", "run")
         run = content["run"] if content else {}
         every = run.get("snapshot_every", self.args.snapshot_every)
         if not isinstance(every, int) or every < 1:
             return {}
         folder, iterations = self.folder / "snapshots", range(every, self.args.iterations + 1, every)
-        promised = {i: folder / f"{i:06d}.pt" for i in iterations}
-        if files.finished_metrics(self.folder):
-            return promised
-        names = {path.name for path in folder.glob("*.pt")}
-        last = max((i for i, path in promised.items() if path.name in names or i in known), default=0)
-        return {i: path for i, path in promised.items() if i <= last}
+        if not files.finished_metrics(self.folder):
+            numbers = (int(path.stem) for path in folder.glob("*.pt") if path.stem.isdecimal())
+            there = known | {i for i in numbers if (folder / f"{i:06d}.pt").exists()}
+            last = max((i for i in there if i in iterations), default=0)
+            iterations = range(every, last + 1, every)  # not all that the flags promise: they may be millions
+        return {i: folder / f"{i:06d}.pt" for i in iterations}
 
     def result(self):
         """Of the last snapshot, once all that the finished trial has are done."""

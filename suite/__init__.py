@@ -35,6 +35,10 @@ def interrupt(number, frame):
     raise KeyboardInterrupt
 
 
+with contextlib.suppress(AttributeError):  # it is closed, or no file
+    # What the terminal's or the log's encoding lacks is shown as \xe9: it must not end a trial.
+    sys.stdout.reconfigure(errors="backslashreplace")
+
 # This is why a script imports `suite` before all else.
 with contextlib.suppress(ValueError):  # outside of the main thread nobody hears signals
     signal.signal(signal.SIGINT, interrupt)

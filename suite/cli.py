@@ -70,6 +70,10 @@ class Job:
         for reader in self.readers:
             reader.start()
 
+    def send(self, number):
+        if self.process:  # there is none where it could not be started
+            self.process.send_signal(number)
+
     def read_output(self):
         for line in self.process.stdout:
             if found := re.search(r"iteration (\d+)/(\d+)", line):
@@ -129,7 +133,7 @@ class Campaign:
 
     def tell_all_to_stop(self):
         for job in self.running:
-            job.process.send_signal(signal.SIGTERM)
+            job.send(signal.SIGTERM)
 
     def take_back(self, job):
         self.running.remove(job)

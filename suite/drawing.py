@@ -1,8 +1,10 @@
 """Pictures of figures, where matplotlib is installed."""
 
+from suite import files
 from suite.claims import Figure, Outcomes, bootstrap_interval, name_of
 
 import importlib.util
+import io
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +139,9 @@ def draw(figure, scale, path, outcomes, kinds):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             for kind in kinds:
-                picture.savefig(path.with_suffix(kind), dpi=150, metadata={"Date": None})
+                drawn = io.BytesIO()
+                picture.savefig(drawn, format=kind[1:], dpi=150, metadata={"Date": None})
+                files.write(path.with_suffix(kind), drawn.getvalue())
         except OSError as error:
             return f"not drawn: {error}"
     return f"drawn: {path.with_suffix(kinds[0])}"

@@ -2,6 +2,8 @@
 
 from suite.progress import say
 
+import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -22,16 +24,26 @@ class Torn(Exception):
 def write(path, content, keep=None):
     """Replace `path` whole or not at all; what was there before is renamed to `keep`."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if keep and path.exists():
-        os.replace(path, keep)
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if keep and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # a full disk needs the room
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None  # a full disk names no file
+
+
+def is_of_the_disk(error):
+    """Whether it failed (it is full, or broken), rather than that a name is wrong."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def write_json(path, content):
@@ -39,20 +51,28 @@ def write_json(path, content):
 
 
 def read_json(path, key):
-    """The file's dictionary, which has another one under `key`; None where there is no usable file."""
+    """The file's dictionary, which has another one under `key`; None where there is none. It raises Torn."""
     try:
         content = json.loads(path.read_text())
         return content | {key: dict(content[key])}
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError) as error:
-        say(f"{path} cannot be used: {error!r}", file=sys.stderr)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Torn(f"{path} cannot be used: {error!r}") from None
+
+
+def read_usable_json(path, key):
+    """As read_json; where the file cannot be used, that is said, and it is as if there were none."""
+    try:
+        return read_json(path, key)
+    except Torn as error:
+        say(str(error), file=sys.stderr)
         return None
 
 
 def finished_metrics(folder):
     """The metrics of a trial that is done, else None."""
-    result = read_json(folder / "result.json", "metrics")
+    result = read_usable_json(folder / "result.json", "metrics")
     return result and result["metrics"]
 
 

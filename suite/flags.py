@@ -83,7 +83,13 @@ def one_line(text):
     """Text without what would break the lines of --list, or a file's name."""
     if any(character in text for character in "\n\r\0"):
         raise argparse.ArgumentTypeError(f"{text!r} has a line break or NUL in it")
+    if any("\ud800" <= character <= "\udfff" for character in text):  # as Python reads other bytes
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8")
     return text
+
+
+def file_path(text):
+    return Path(one_line(text))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -92,8 +98,14 @@ def one_line(text):
 
 
 class Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("--") and word.partition("=")[2] == "--":  # argparse makes an empty list of it
+                self.error(f"{word}: -- is no value")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message):
-        self.exit(BAD_FLAGS, f"{self.prog}: error: {message}\n")
+        self.exit(BAD_FLAGS, f"{self.prog}: error: {' '.join(str(message).splitlines())}\n")
 
 
 METAVARS = {COUNT: "N", AT_LEAST_2: "N", NATURAL: "N", seeds: "N", bands: "LOW:HIGH"}

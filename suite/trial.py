@@ -58,7 +58,7 @@ class Stop:
                 os.write(2, f"\n{signal.Signals(number).name}: {what}\n".encode())
         if at_once:
             for job in self.jobs:
-                job.process.kill()
+                job.send(signal.SIGKILL)
             os._exit(130 if self.training else STOPPED)
         self.requested = True
         if self.evaluating:
@@ -93,7 +93,7 @@ def refuse_other_flags(folder, config):
     Its name holds every flag off its default, so that such a file was edited, or a default has changed since.
     A flag missing from an old config.json was at its default.
     """
-    content = files.read_json(folder / "config.json", "config")
+    content = files.read_usable_json(folder / "config.json", "config")
     if content is None:
         return  # none yet, or torn: the folder's name vouches for it
     before = content["config"]
@@ -190,6 +190,8 @@ class Trial:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = files.lock(self.folder / "lock")
         except (OSError, RecursionError) as error:  # thousands of folders deep
+            if files.is_of_the_disk(error):
+                raise
             raise Refused(f"cannot write to --out {self.args.out[:200]}: {error}") from None
 
     def ends_as_finished(self):
@@ -203,7 +205,7 @@ class Trial:
     def record_origin(self):
         """config.json, and a word where a resumed trial will not have the bits of an undisturbed one."""
         self.origin = machine.provenance(self.task, self.argv, self.model, self.engine, self.device)
-        before = files.read_json(self.folder / "config.json", "config")
+        before = files.read_usable_json(self.folder / "config.json", "config")
         threads = self.origin["threads"]
         if before is None:
             files.write_json(self.folder / "config.json", self.origin)
@@ -246,7 +248,8 @@ class Trial:
         except Stopped:
             self.end(STOPPED, "stopped while evaluating; the same command evaluates")
         except OSError as error:
-            self.end(FAILED, f"{error}; checkpoints are kept, the same command continues")
+            where = "" if error.filename else f"{self.folder}: "  # a disk that does not answer names no file
+            self.end(FAILED, f"{where}{error}; checkpoints are kept, the same command continues")
         except Exception as error:  # noqa: BLE001 - the others go on
             if machine.is_out_of_memory(error):
                 fewer = "" if self.alone else ", or train fewer seeds at a time"
@@ -261,7 +264,7 @@ class Trial:
         self.progress.live.close()
         if why:
             which = "" if self.alone else f"{self.folder}: "
-            say(f"{self.task.name}.py: {which}{why}", file=sys.stderr)
+            say(f"{self.task.name}.py: {which}{' '.join(why.splitlines())}", file=sys.stderr)
         if self.lock:
             self.lock.close()
         self.model = self.optimizer = self.step = None  # others may need their memory
@@ -283,6 +286,7 @@ class Trial:
             memory: machine.peak_memory(self.device, self.alone),
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
+        self.write_curve()  # again: one killed after its last checkpoint has an older one
         files.write_json(self.folder / "result.json", result)
         (self.folder / "previous.pt").unlink(missing_ok=True)
         self.progress.live.close()
@@ -365,8 +369,7 @@ class Trial:
         previous = None if self.torn else self.folder / "previous.pt"
         files.save_tensors(self.folder / "last.pt", content, keep=previous)
         self.torn = False
-        lines = [HEADER, *(",".join(map(repr, row)) for row in self.rows)]
-        files.write(self.folder / "curve.csv", "\n".join(lines) + "\n")
+        self.write_curve()
 
     def snapshot(self):
         self.check()
@@ -381,6 +384,10 @@ class Trial:
         self.checked = self.iteration
 
     # -- curve.csv
+
+    def write_curve(self):
+        lines = [HEADER, *(",".join(map(repr, row)) for row in self.rows)]
+        files.write(self.folder / "curve.csv", "\n".join(lines) + "\n")
 
     def row(self, rate):
         """A row of curve.csv: means since the last one."""
