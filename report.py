@@ -97,7 +97,7 @@ BEYOND = "Beyond the paper"
 LEGEND = """\
 - **yes**: the 95% interval of the difference lies above zero.
 - **no**: it lies below zero; the opposite is shown.
-- **undecided**: it holds zero; neither is shown. More trials may decide.
+- **undecided**: neither is shown: it holds zero or, of a primary claim, the corrected p is above .05.
 - **not enough trials**: fewer than three on a side.
 
 That something does *not* help is "yes" where the interval lies within the margin or below zero, and "no"

@@ -110,7 +110,9 @@ class Campaign:
         self.stop.training, self.stop.saving = True, "stopping and saving all that runs"  # in the processes
         self.waiting = [job for job in self.all if not job.is_finished()]
         self.stop.jobs = self.running
-        say(f"{len(self.all)} commands, {self.done()} done before, {self.at_once} at a time")
+        begun = sum((job.tasks[0].folder / "last.pt").exists() for job in self.waiting)
+        what = f"{self.done()} done before, {begun} to be continued, {self.at_once} at a time"
+        say(f"{len(self.all)} commands, {what}")
         told = False
         try:
             while self.running or self.waiting and not self.stop.requested:

@@ -307,7 +307,9 @@ def grid(task, args, given, figure):
     """
     grids = task.grids[args.scale]
     if figure and figure not in grids:
-        raise Refused(f"unknown figure {figure!r} (choose from {', '.join(grids)})")
+        scales = [scale for scale, others in task.grids.items() if figure in others]
+        there = f"it is at --scale {' or '.join(scales)}" if scales else f"choose from {', '.join(grids)}"
+        raise Refused(f"no figure {figure!r} at --scale {args.scale} ({there})")
     trials = {}
     wanted = {k: v if isinstance(v, range) else [v] for k, v in given.items()}
     for flags in grids[figure] if figure else itertools.chain(*grids.values()):

@@ -213,7 +213,7 @@ class Trial:
             what = f"begun with {before.get('threads')} threads and continued with {threads}"
             say(f"{self.folder}: {what}: the last bits may differ", file=sys.stderr)
         size = f"{self.origin['parameters']:,} parameters"
-        say(f"{self.folder}: {size}, {self.origin['device']}, {threads} threads")
+        say(f"{self.folder}: {size}, {self.origin['device']}, {threads} thread{'s' * (threads > 1)}")
         if fault := self.engine.compile_fault:
             say_once(f"not compiled, so the same numbers take longer: torch.compile fails with {fault}")
         if self.device.type == "cuda":
