@@ -1,9 +1,7 @@
 """Everything, small, on a CPU: python test_all.py [NAME ...]. Also collectable by pytest.
 
     python test_all.py --fixture FILE     # the comparison with the released code alone, on another such file
-
-Numbers are compared with an independent way to get them: the released code's own (released_code.npz), brute
-force, a recurrence for a convolution. Trials that are disturbed are forked from this process, of one thread.
+Numbers are compared with an independent way to get them. Disturbed trials are forked from this process.
 Where what is tested, from the lowest room of the house to its roof, a section for each:
     common.py                 integers, the released code's numbers, encodings, layers, metrics, Adam by hand
     suite/task, fast, machine what is drawn and held out; fast.py's numbers are the plain models'; memory
@@ -120,9 +118,8 @@ def refuses(said, words, task=Reverse):
     before = sorted(Path().rglob("*"))
     code, out, err = command(words, task)
     assert code == 2 and err.count("\n") == 1 and said in err, (words, code, out, err)
-    assert sorted(Path().rglob("*")) == before and (not out or re.search("--prepare|--download", words)), (
-        words
-    )
+    assert sorted(Path().rglob("*")) == before, words
+    assert not out or re.search("--prepare|--download", words), (words, out)
 
 
 def assert_refused(wanted, function, *args):
@@ -1797,11 +1794,9 @@ def test_readme_names_every_file_at_the_top():
 def test_readme_answers_are_those_of_the_committed_results():
     """Each is of a primary claim in RESULTS.md, rounded; another test makes that page from the results."""
     bold = r"\| \*\*.*\| (\w+) \| (\w+) \| .*difference (\S+) \[(\S+), (\S+)\].*(p . [\d.]+)"
-    claimed = set()
-    for scale, word, *numbers in re.findall(bold, (HERE / "RESULTS.md").read_text()):
-        claimed.add(
-            (scale, word, "{:+.2f} [{:+.2f}, {:+.2f}], ".format(*map(float, numbers[:3])) + numbers[3])
-        )
+    rounded = lambda d, low, high, p: f"{float(d):+.2f} [{float(low):+.2f}, {float(high):+.2f}], {p}"
+    rows = re.findall(bold, (HERE / "RESULTS.md").read_text())
+    claimed = {(scale, word, rounded(*numbers)) for scale, word, *numbers in rows}
     answers = set(re.findall(r"\| [^|]*\?[^|]* \| (\w+) \| (\w+) \| (.*?) \|", README))
     assert len(answers) >= 5 and answers <= claimed, answers - claimed
 
