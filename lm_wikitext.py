@@ -382,7 +382,7 @@ def read_tokens(folder, vocab, length):
         splits = {split: read_split(folder, split, vocab, length) for split in SPLITS}
     except Refused:
         raise
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"about.json lacks {error}" if isinstance(error, KeyError) else error
         raise Refused(f"{folder} is damaged: remove it, and --prepare makes it anew ({why})") from None
     return splits, hashes["pieces.model"]

@@ -66,8 +66,8 @@ from stability import Stability
 
 HERE = Path(__file__).resolve().parent
 FIXTURE, README = HERE / "released_code.npz", (HERE / "README.md").read_text()
-CPU = torch.device("cpu")
-Skip = unittest.SkipTest
+CPU, Skip = torch.device("cpu"), unittest.SkipTest
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, too
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that are started here
 # PyTorch cannot fork once it has seen a card: what needs one runs in processes of its own, which see it.

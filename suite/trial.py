@@ -11,6 +11,7 @@ from suite.progress import Progress, say, say_once, show_metrics
 import contextlib
 import datetime
 import functools
+import itertools
 import math
 import os
 import signal
@@ -349,8 +350,11 @@ class Trial:
         self.initialise()
 
     def load(self, saved):
-        if not (isinstance(saved["iteration"], int) and isinstance(saved["rows"], list)):
-            raise Torn("its iteration is no number, or its curve no list")
+        numbers = [saved["iteration"], saved["seconds"], *itertools.chain(*saved["rows"])]
+        if not all(isinstance(x, int | float) for x in numbers) or {*map(len, saved["rows"])} - {5}:
+            raise Torn("its iteration, seconds or rows are no numbers")
+        if not isinstance(saved["iteration"], int) or saved["iteration"] < 0:
+            raise Torn("its iteration is no whole number")
         if saved["iteration"] > self.args.iterations:
             raise ValueError(f"iteration {saved['iteration']} is beyond --iterations")
         self.model.load_state_dict(saved["model"])
