@@ -20,7 +20,9 @@ from suite.claims import NO, NONE, SIN, TOO_FEW, UNDECIDED, YES, Claim, Differen
 
 import ast
 import contextlib
+import errno
 import functools
+import gc
 import hashlib
 import http.client
 import importlib.util
@@ -97,7 +99,6 @@ load = lambda path: torch.load(path, map_location=CPU, weights_only=True)
 
 @contextlib.contextmanager
 def workplace():
-    """A new working directory, removed afterwards."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         yield Path(folder)
 
@@ -155,7 +156,6 @@ def wait_for(condition, seconds=60):
 
 
 def process(words):
-    """-> (exit code, stdout, stderr) of Python in a new process, beside others and from any folder."""
     env = os.environ | dict(PYTHONPATH=str(HERE), TORCHINDUCTOR_COMPILE_THREADS="2")
     done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
@@ -178,7 +178,6 @@ def trial_of(words, task=Reverse):
 
 
 def columns(folder):
-    """The rows of curve.csv: iteration, loss, accuracy, learning rate."""
     rows = (folder / "curve.csv").read_text().splitlines()[1:]
     return [[float(word) for word in row.split(",")[:4]] for row in rows]
 
@@ -277,7 +276,6 @@ def test_released_code_gives_the_same_numbers():
 
 
 def test_encodings_by_hand():
-    """The paper's tables, and clocks that are no sinusoids."""
     table, random = common.sinusoid(300, 6), common.Random(2000, 3)
     for t, i in itertools.product(range(300), range(3)):  # Equations 1 and 2
         angle = t / 10000 ** (2 * i / 6)
@@ -304,7 +302,6 @@ def test_encodings_by_hand():
 
 
 def test_encodings_are_joined_scaled_and_cut():
-    """Beside the embedding or added; --encode zeroes a phase and no more; --amplitude, --bands."""
     tokens, zeroed = torch.randn(16, 2, 4), dict(both=slice(0), input=slice(8, 16), output=slice(8))
     flags = "--length 8 --vocab 9 --hidden 3 --embed 4"
     for pe, combine, phase in itertools.product(CLOCKS, ("concat", "add"), zeroed):
@@ -443,7 +440,6 @@ def test_metrics_by_hand():
 
 
 def test_training_is_adam_by_hand():
-    """Five iterations of a command line against Adam, clipping and the schedule written out."""
     for clip in (0.05, 0):  # 0: never
         words = f"{SMOKE} --model gru --lr 0.01 --clip {clip} --beta2 0.98 --eps 1e-9 --warmup 2 "
         words += " --iterations 5 --log-every 1"
@@ -503,7 +499,6 @@ def test_a_batch_depends_on_the_seed_and_the_iteration_alone(device=CPU, drawn=l
 
 
 def test_held_out_rows_are_never_trained_on_and_all_others_as_they_are_drawn():
-    """Of so few sequences that draws of the held-out ones are common."""
     for (script, _), flags in zip(BATTERY, SCARCE.split("|"), strict=True):
         task = task_of(flags, script, build=True)
         likely, held_out = everything(task), set(map(tuple, task.held_out.rows.tolist()))
@@ -564,7 +559,6 @@ def compare_engines(words, script, dtype=torch.float64, tolerance=1e-10):
 
 
 def test_engines_agree():
-    """Every encoding, each with one task after the other; every task; and what CUDA computes."""
     cases = [*itertools.product(MODELS, ENCODINGS, ["concat"]), *itertools.product(MODELS, CLOCKS, ["add"])]
     cases = [(*case, *BATTERY[n % 6]) for n, case in enumerate(cases)]
     cases += [(kind, "sin", "concat", *case) for kind in MODELS for case in BATTERY]
@@ -582,7 +576,6 @@ def test_engines_agree():
 
 
 def test_out_of_memory_is_one_line():
-    """More memory than there is of address space, which an estimate cannot know of."""
     with workplace():
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         child = fork(f"{SMOKE} --batch 300000 --hidden 64", used + 2**28, resource.RLIMIT_AS)
@@ -637,7 +630,6 @@ def flip(path):
 
 
 def from_a_card(path):
-    """As a CUDA graph's trial writes its optimizer."""
     groups = lambda adam: [group | {"capturable": True} for group in adam["param_groups"]]
     change(path, "optimizer", lambda adam: adam | {"param_groups": groups(adam)})
 
@@ -663,7 +655,6 @@ def test_a_trial_ends_the_same_after_every_signal_and_every_damage():
 
 
 def test_what_is_whole_but_cannot_be_used_is_never_overwritten():
-    """A disk that does not answer, or another version's keys, is not a trial that has not begun."""
     other_keys = lambda path: change(path, "model", lambda _: {"other": torch.zeros(3)})
     beyond = lambda path: change(path, "iteration", lambda _: 1000)
     for damage, code in ((other_keys, 2), (beyond, 2), (lambda path: (path.unlink(), path.mkdir()), 1)):
@@ -688,8 +679,32 @@ def test_a_torn_checkpoint_never_replaces_a_good_one():
         assert files.load_tensors(t.folder / "previous.pt", CPU)["iteration"] == 3
 
 
+def test_what_a_full_disk_or_a_kill_cuts_short_is_whole_again():
+    full = mock.patch.object(os, "fsync", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    words, write = "--scale smoke --device cpu", files.write
+
+    def killed(path, content, keep=None):
+        if path.name == "curve.csv" and "\n20," in content:
+            raise KeyboardInterrupt
+        write(path, content, keep)
+
+    with workplace() as folder:
+        with full:
+            code, _, err = command(words)
+        assert (
+            code == 1 and err.count("\n") == 1 and "runs/reverse" in err and not [*folder.rglob("*.tmp")]
+        ), err
+        with mock.patch.object(files, "write", killed):
+            assert command(words)[0] == 130
+        gc.collect()  # and with the trial its lock
+        assert command(words)[0] == 0
+        assert (folder_in(".") / "curve.csv").read_text().splitlines()[-1].startswith("20,")
+        with mock.patch.object(sys, "executable", "/nowhere/python"):
+            code, _, err = command(words + " --all fig12")
+        assert code == 1 and err.count("\n") == 1 and "/nowhere/python" in err, err
+
+
 def test_killed_at_random_moments_and_raced():
-    """Killed at 20 random moments while saving often; two at a time; no room; last.pt torn or removed."""
     words = LONG.replace("--save-every 20", "--save-every 4")
     rng, codes = np.random.default_rng(5), Counter()
     wanted, seconds = undisturbed(words)
@@ -913,7 +928,6 @@ def test_all_stops_all_at_once_and_continues_and_no_job_outlives_it():
 
 
 def test_signals_outside_of_training_are_one_line():
-    """Ctrl-C while PyTorch is imported, twice while a trial trains; a reader of the list that leaves."""
     script = [sys.executable, str(HERE / "reverse.py"), *shlex.split(SMOKE)]
     pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with workplace():
@@ -1280,7 +1294,6 @@ def test_stability_equals_jacrev_of_the_model():
 
 
 def test_stability_where_gradients_vanish():
-    """Rows of zeros count nothing; neither is anything lost that is too small for single precision."""
     for kind, rows in itertools.product(("lstm", "s4d"), (5, 11)):
         model, a, _, target = case = some(kind, "sin")
         shut = model.layer.mix.bias[11:] if kind == "s4d" else model.layer.bias_ih_l0[33:]
@@ -1377,7 +1390,6 @@ A_TEXT, CUT = A_FILE.decode(), len(A_FILE.decode()) * 9 // 10  # what is before 
 
 @contextlib.contextmanager
 def library(text=A_FILE):
-    """A workplace with a text where lm_shakespeare.py looks for one."""
     with workplace() as folder:
         Path("data").mkdir()
         Path("data/tinyshakespeare.txt").write_bytes(text)
@@ -1529,7 +1541,6 @@ PIECES = [[(n * n + j) % 39 + 1 if (n + j) % 10 else 0 for j in range(n)] for n 
 
 
 def lm_text(*lines):
-    """The same small text for all splits -> its hash."""
     text = "".join(f"{line}\r\n" for line in lines).encode()
     Path("data").mkdir(exist_ok=True)
     for split in SPLITS:
@@ -1760,7 +1771,6 @@ def test_readme_task_runs():
 
 
 def test_readme_commands_run():
-    """At smoke scale; of grids a part."""
     scripts, cannot = {f"{task.name}.py": task for task in report.TASKS}, ["test_all.py"]
     lines = "\n".join(re.findall(r"```\n(.*?)```", README, re.DOTALL)).splitlines()
     lines = [line.split("#")[0].split("&&")[-1].strip() for line in lines]
@@ -1792,7 +1802,6 @@ def test_readme_names_every_file_at_the_top():
 
 
 def test_readme_answers_are_those_of_the_committed_results():
-    """Each is of a primary claim in RESULTS.md, rounded; another test makes that page from the results."""
     bold = r"\| \*\*.*\| (\w+) \| (\w+) \| .*difference (\S+) \[(\S+), (\S+)\].*(p . [\d.]+)"
     rounded = lambda d, low, high, p: f"{float(d):+.2f} [{float(low):+.2f}, {float(high):+.2f}], {p}"
     rows = re.findall(bold, (HERE / "RESULTS.md").read_text())
@@ -1847,7 +1856,6 @@ def test_cuda_batches():
 
 
 def run_script(words, out):
-    """A script's command line as a process that has to succeed."""
     script, *words = shlex.split(f"{words} --out {out}")
     code, _, err = process([HERE / script, *words])
     assert code == 0, (script, words, err)
@@ -1870,7 +1878,6 @@ def losses_below(out, graph):
 
 @on_card
 def test_cuda_trials_are_the_cpus():
-    """Every task; every model in every way, three seeds side by side, the deterministic way twice."""
     flags = "--scale smoke --iterations 300 --batch 64 --lr 0.01"
 
     def losses(case):
@@ -1905,7 +1912,6 @@ def products_in(precision):
 
 @on_card
 def test_cuda_gradients_are_those_of_double_precision():
-    """Loss and gradients of fast.py there, plain and compiled, with torch.nn's in double precision here."""
     tokens = torch.randint(300, (64, 16))
     inputs = torch.cat([tokens, torch.full_like(tokens, 300)], 1)
     parts = dict(inputs=inputs, targets=tokens.flip(1))
@@ -1937,7 +1943,6 @@ def test_cuda_kernel_of_s4d_keeps_its_precision():
 
 @on_card
 def test_cuda_trial_continues_in_a_new_graph():
-    """A trial that SIGTERM stops continues from its checkpoint in a new process, to the same end."""
     words = "reverse.py --scale smoke --device cuda --engine fast --deterministic --lr 0.01"
     words = f"{words} --save-every 100 --iterations 8000"
     with workplace() as folder:
@@ -1968,7 +1973,6 @@ def test_cuda_out_of_memory_is_one_line():
 
 
 def main(words):
-    """Run the tests whose names hold one of the words -> exit code."""
     if words[:1] == ["--fixture"]:
         cases = ", ".join(check_fixture(words[1]))
         print(f"logits, loss, gradients and, where given, stability agree: {cases}")
