@@ -212,7 +212,7 @@ def training_flags(flag):
 def computing_flags(flag):
     auto = "suite/fast.py; torch: torch.nn; auto: fast, but torch for a small lstm or s4d on a CPU"
     flag("--engine", "auto", f"fast: {auto}", choices=["auto", "fast", "torch"])
-    precisions = "of products (CUDA: tf32, CPU: fp32); bf16 trains in folders of its own and is tested in tf32"
+    precisions = "of products (CUDA: tf32, CPU: fp32); bf16 trains in folders of its own, is tested in tf32"
     flag("--precision", None, precisions, choices=["fp32", "tf32", "bf16"])
     flag("--no-graph", False, "on CUDA: no graph of the iteration, to debug", action="store_true")
     flag("--deterministic", False, "on CUDA: the same bits every time, slower", action="store_true")
