@@ -150,7 +150,7 @@ second=$(endless)
 
 check "index beyond the list: exit code 2" soon 60 is "${beyond}_12" ExitCode 2:0
 check "... and a line that says how many there are" says "${beyond}_12" "^slurm_array.sh: error: no trial 12: .* has 12 "
-check "trial that another element still has: waits" soon 60 says "${second}_0" "is being run by another process"
+check "trial that another element still has: waits" soon 60 says "${second}_0" "is being run by process"
 scancel "$first"
 check "... and continues it once the other was cancelled" soon 60 says "${second}_0" "continuing"
 scancel "$second"
@@ -270,7 +270,7 @@ print("same" if stops and not lost else "different", f"iteration after each of {
 PROGRAM
 }
 
-check "no trial was found running elsewhere" not grep -q "being run by another" "$logs"/{"$a","$b"}_*
+check "no trial was found running elsewhere" not grep -q "being run by process" "$logs"/{"$a","$b"}_*
 compared=0
 while read -r verdict what; do
     check "same as undisturbed: $what" test "$verdict" = same
