@@ -554,6 +554,39 @@ def compare_engines(words, script, dtype=torch.float64, tolerance=1e-10):
     assert metrics == plain and not trial.names_of_not_finite(metrics)
 
 
+def test_an_iteration_never_waits_for_its_device():
+    """On the meta device an operation that needs a value raises, and so does one with tensors of a CPU."""
+    meta = torch.device("meta")
+    for (script, flags), kind in itertools.product(BATTERY, MODELS):
+        t = trial_of(f"--scale smoke --device cpu --engine fast --model {kind} {flags}", script)
+        held_out, t.task.spare = t.task.held_out, t.task.spare.to(meta)
+        held_out.rows, held_out.hashes = held_out.rows.to(meta), held_out.hashes.to(meta)
+        t.model, t.sums = t.model.to(meta), t.sums.to(meta)
+        t.optimizer = torch.optim.Adam(t.model.parameters(), foreach=False)
+        trial.learn(t, t.task.training_episode(torch.zeros((), dtype=torch.int64, device=meta)))
+
+
+def test_a_model_and_an_encoding_of_ones_own():
+    class Gate(common.Sinusoid):  # what it joins is no sum over token and step
+        def join(self, tokens):
+            return torch.cat([tokens, tokens * self.vectors(len(tokens))[:, None].float()], dim=-1)
+
+    class Mean(torch.nn.Linear):  # all that a layer needs: (inputs, hidden), and the answered steps
+        def forward(self, x, steps):
+            return common.select(super().forward(x).cumsum(0), steps)
+
+    with mock.patch.dict(common.ENCODINGS, gate=Gate), mock.patch.dict(common.LAYERS, mean=Mean), workplace():
+        suite.flags.declare.cache_clear()
+        for flags in ("--pe gate", "--model mean"):
+            words = f"--scale smoke --device cpu --hidden 256 --batch 32 {flags}"
+            assert (
+                command(words)[0] == 0
+                and read_json(task_of(words).folder / "result.json")["engine"] == "torch"
+            )
+            assert_refused(flags, machine.choose_engine, task_of(f"{flags} --engine fast"), CPU)
+    suite.flags.declare.cache_clear()
+
+
 def test_engines_agree():
     cases = [*itertools.product(MODELS, ENCODINGS, ["concat"]), *itertools.product(MODELS, CLOCKS, ["add"])]
     cases = [(*case, *BATTERY[n % 6]) for n, case in enumerate(cases)]
@@ -697,6 +730,22 @@ def test_what_a_full_disk_or_a_kill_cuts_short_is_whole_again():
         with mock.patch.object(sys, "executable", "/nowhere/python"):
             code, _, err = command(words + " --all fig12")
         assert code == 1 and err.count("\n") == 1 and "/nowhere/python" in err, err
+
+
+def test_seeds_side_by_side_are_each_alone():
+    flags = "--scale smoke --device cpu --model gru"
+    with workplace() as out:
+        for seed in (3, 5):
+            assert command(f"{flags} --seed {seed} --out {out}/alone")[0] == 0
+        trials = [trial.Trial(task_of(f"{flags} --seed {s} --out {out}/both"), [], False) for s in (3, 4, 5)]
+        trials[1].folder = Path("/proc/nowhere")  # one that fails; the others go on
+        codes, printed, err = captured(lambda: trial.train(trials, trial.Stop()))
+        assert codes == [0, 2, 0] and "cannot write" in err
+        order = re.findall(r"seed (\d): iteration (\d+)/", printed)
+        assert order[:4] == [("3", "5"), ("5", "5"), ("3", "10"), ("5", "10")], "they take turns"
+        for seed in (3, 5):
+            alone, both = (next(out.glob(f"{name}/*/*/seed{seed}")) for name in ("alone", "both"))
+            assert outcome(alone) == outcome(both)
 
 
 def test_killed_at_random_moments_and_raced():
