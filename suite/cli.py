@@ -209,18 +209,24 @@ def seeds_together(trials):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def listed(task, args, given, figure):
-    """The trials of a figure that have the flags given."""
-    if not (trials := flags.grid(task, args, given, figure)):
+def some(trials, figure):
+    """Trials of a figure, which are refused where there are none."""
+    if not trials:
         raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
     return trials
 
 
+def listed(task, args, given, figure):
+    """The trials of a figure that have the flags given."""
+    return some(flags.grid(task, args, given, figure), figure)
+
+
 def show(task, args, given, figure):
-    listed(task, args, given, figure)
-    figures = [figure] if figure else task.grids[args.scale]
-    trials = {name: flags.grid(task, args, given, name) for name in figures}
-    found = {name: [(one.flags, one.task.folder) for one in some] for name, some in trials.items() if some}
+    found = {}
+    for name in [figure] if figure else task.grids[args.scale]:
+        if trials := flags.grid(task, args, given, name):
+            found[name] = [(one.flags, one.task.folder) for one in trials]
+    some(found, figure)
     finished = tables.print_figures(task, args.scale, found, Path(args.out))
     if not finished and (line := other_scales([task], args.out, [args.scale])):
         print(f"\n{line}")
