@@ -9,7 +9,7 @@ What a script prints of its own figures: python reverse.py --report.
 from suite import cli, files
 from suite.claims import LEVEL, SCALES, Figure, Outcomes, correct, judge_all
 from suite.drawing import CAN_DRAW, draw, pictures
-from suite.flags import Parser, campaign, file_path
+from suite.flags import Parser, file_path, trials_of_scale
 from suite.progress import duration
 from suite.tables import Broken, aligned, checked, curve_of, figure_lines, load, picture_stem, progress_of
 from suite.trial import FAILED
@@ -68,7 +68,7 @@ def show_progress(out, scales):
     tasks, finished = [task for task in TASKS if not task.trials_of], 0
     for scale in scales:
         for task in tasks:
-            for name, trials in campaign(task, out, scale).items():
+            for name, trials in trials_of_scale(task, out, scale).items():
                 states, iterations, seconds, wrong = zip(*(progress(one.task.folder) for one in trials))
                 faults |= dict.fromkeys(line for lines in wrong for line in lines)  # figures share trials
                 finished += states.count("done")
@@ -147,7 +147,7 @@ def sections(out, scales):
     found = []
     for task in TASKS:
         for scale in scales:
-            for name, trials in campaign(task, out, scale).items():
+            for name, trials in trials_of_scale(task, out, scale).items():
                 figure, claims = task.figures[name], [one for one in task.claims if one.figure == name]
                 outcomes, broken = load(figure, claims, [(one.flags, one.task.folder) for one in trials])
                 verdicts = judge_all(claims, name, scale, outcomes)

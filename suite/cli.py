@@ -238,7 +238,7 @@ def other_scales(tasks, out, scales):
     for one in dict.fromkeys(name for task in tasks for name in task.scales):
         paths = set()  # figures share trials
         for task in tasks:
-            for figure, trials in flags.campaign(task, out, one).items():
+            for figure, trials in flags.trials_of_scale(task, out, one).items():
                 paths |= {trial.task.folder / task.figures[figure].file for trial in trials}
         counts[one] = sum(path.exists() for path in paths)
     others = [name for name, count in counts.items() if count]

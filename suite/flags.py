@@ -322,7 +322,7 @@ def grid(task, args, given, figure):
     return list(trials.values())
 
 
-def campaign(task, out, scale):
+def trials_of_scale(task, out, scale):
     """{figure: [Listed]} of a scale, none where the task has no such scale."""
     if scale not in task.scales:
         return {}
