@@ -424,10 +424,10 @@ class Mamba(nn.Module):
     reads and what it answers differ in size. It has 2 H channels (their expansion), each with N states.
 
     As there, the step size Delta comes through a product of rank H / 16. `conv` False leaves the convolution
-    out.
+    out. `rotate` makes the states complex, and half as many: they turn while they decay, as S4D's do.
     """
 
-    def __init__(self, inputs, hidden, conv=True, order=16, width=4):
+    def __init__(self, inputs, hidden, conv=True, rotate=False, order=16, width=4):
         super().__init__()
         channels, rank = 2 * hidden, math.ceil(hidden / 16)
         self.parts = rank, order, order
@@ -437,24 +437,37 @@ class Mamba(nn.Module):
         self.delta = nn.Linear(rank, channels)
         usual = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
         self.delta.bias = nn.Parameter(usual.expm1().log())  # whose softplus it is
-        self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
+        self.turn = None
+        if rotate:
+            self.log_A = nn.Parameter(torch.full((channels, order // 2), math.log(0.5)))
+            self.turn = nn.Parameter(math.pi * torch.arange(order // 2).float().repeat(channels, 1))
+        else:
+            self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
         self.D = nn.Parameter(torch.ones(channels))
         self.answer = nn.Linear(channels, hidden, bias=False)
+
+    def complex(self, x):
+        """(..., 2N) real parts, then imaginary ones -> (..., N) where states are complex."""
+        return x if self.turn is None else torch.complex(*x.to(self.D.dtype).chunk(2, -1))
 
     def forward(self, x, steps):
         u, gate = self.project(x).chunk(2, -1)  # (T, B, D)
         if self.conv is not None:  # its last outputs are of the padding
             u = self.conv(u.permute(1, 2, 0))[..., : len(x)].permute(2, 0, 1)
         u = F.silu(u)
-        delta, B, C = self.choose(u).split(self.parts, -1)  # (T, B, N) but for delta
-        delta, A = F.softplus(self.delta(delta)), -self.log_A.exp().T  # (T, B, D), (N, D)
+        delta, B, C = self.choose(u).split(self.parts, -1)
+        delta, B, C = F.softplus(self.delta(delta)), self.complex(B), self.complex(C)  # (T, B, D or N)
+        A = -self.log_A.exp().T  # (N, D)
+        if self.turn is not None:
+            A = torch.complex(A, self.turn.T)
         h, outputs = 0.0, []
         # For all steps at once, what has a dimension of N would leave the caches: four times as slow
         for d, added, b, c in zip(delta[:, :, None], (delta * u)[:, :, None], B[..., None], C[:, :, None]):
             h = (d * A).exp() * h + added * b  # (B, N, D)
             outputs.append(c @ h)
-        y = torch.cat(outputs, 1).transpose(0, 1) + self.D * u
-        return self.answer(select(y * F.silu(gate), steps))
+        y = torch.cat(outputs, 1).transpose(0, 1)
+        y = y if self.turn is None else 2 * y.real  # the other half is its conjugate
+        return self.answer(select((y + self.D * u) * F.silu(gate), steps))
 
 
 LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D, "mingru": MinGRU, "mamba": Mamba}

@@ -258,7 +258,7 @@ class Stability(DualFrequency):
     def check(self):
         args = self.args
         super().check()
-        if common.LAYERS[args.model] not in fast.INPUTS:
+        if args.model not in ("gru", "lstm", "s4d"):
             raise Refused(f"the gradients of --model {args.model} are not known (use gru, lstm or s4d)")
         if args.pairs % len(CONDITIONS):
             raise Refused(f"--pairs {args.pairs} is not a multiple of 4, one part per condition")

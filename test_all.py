@@ -78,7 +78,8 @@ if "--on-card" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 ENCODINGS = list(common.ENCODINGS)
-MODELS = [name for name, layer in common.LAYERS.items() if layer in fast.FACTORED]
+PAPERS, MODELS = ("gru", "lstm", "s4d"), ("gru", "lstm", "s4d", "mamba")  # the latter suite/fast.py knows
+MAMBAS = "mamba --no-conv", "mamba --rotate", "mamba --no-conv --rotate"
 ENGINES = {name: machine.make_engine(name) for name in ("torch", "fast")}
 TABLES = ("sin", "random", "learned")
 CLOCKS = (*TABLES, "constant", "ramp", "counter", "shuffled")
@@ -368,7 +369,9 @@ def test_mingru_by_its_equations():
 def mamba_by_its_equations(layer, x):
     """A channel at a time, every state as the sum over the past: decayed by exp(A times the steps since)."""
     silu = lambda v: v / (1 + (-v).exp())
-    T, outputs = len(x), []
+    T, outputs, turns = len(x), [], layer.turn is not None
+    A = torch.complex(-layer.log_A.exp(), layer.turn if turns else torch.zeros_like(layer.log_A))  # (D, N)
+    whole = lambda v: torch.complex(v[:, :8], v[:, 8:]) if turns else v.to(A.dtype)
     for row in x.unbind(1):
         u, gate = (row @ layer.project.weight.T).split(10, 1)  # (T, D), D = 2 H
         if layer.conv is not None:
@@ -377,24 +380,28 @@ def mamba_by_its_equations(layer, x):
         u = silu(u)
         chosen = u @ layer.choose.weight.T
         delta = (1 + (chosen[:, :1] @ layer.delta.weight.T + layer.delta.bias).exp()).log()  # (T, D)
-        b, c, A = chosen[:, 1:17], chosen[:, 17:], -layer.log_A.exp()
+        b, c = whole(chosen[:, 1:17]), whole(chosen[:, 17:])
         y = torch.zeros_like(u)
         for t, d, s in itertools.product(range(T), range(10), range(T)):
             if s <= t:
                 state = (A[d] * delta[s + 1 : t + 1, d].sum()).exp() * delta[s, d] * b[s] * u[s, d]  # (N,)
-                y[t, d] += c[t] @ state
+                y[t, d] += (1 + turns) * (c[t] @ state).real
         outputs.append((y + layer.D * u) * silu(gate) @ layer.answer.weight.T)
     return torch.stack(outputs, 1)
 
 
 def test_mamba_by_its_equations():
-    for conv in (True, False):
-        check_layer("mamba", mamba_by_its_equations, conv)
-    layer = common.Mamba(4, 2000)
+    for conv, rotate in itertools.product((True, False), repeat=2):
+        check_layer("mamba", mamba_by_its_equations, conv, rotate)
+    layer, turning = common.Mamba(4, 2000), common.Mamba(4, 5, rotate=True)
     logarithms = F.softplus(layer.delta.bias.detach().double()).log10()  # between -3 and -1
     assert_uniform(((logarithms + 3) * 5).int().tolist(), 10)
     assert layer.delta.in_features == 125 and layer.D.eq(1).all()
     close(layer.log_A.exp(), torch.arange(1, 17).expand(4000, 16), 1e-6)
+    close(turning.log_A.exp(), torch.full((10, 8), 0.5), 1e-6)
+    close(turning.turn, math.pi * torch.arange(8).expand(10, 8), 1e-6)
+    count = lambda x: sum(p.numel() for p in x.parameters())
+    assert count(turning) == count(common.Mamba(4, 5))
 
 
 def plain_distance(a, b):
@@ -557,7 +564,7 @@ def compare_engines(words, script, dtype=torch.float64, tolerance=1e-10):
 def test_an_iteration_never_waits_for_its_device():
     """On the meta device an operation that needs a value raises, and so does one with tensors of a CPU."""
     meta = torch.device("meta")
-    for (script, flags), kind in itertools.product(BATTERY, MODELS):
+    for (script, flags), kind in itertools.product(BATTERY, (*MODELS, *MAMBAS)):
         t = trial_of(f"--scale smoke --device cpu --engine fast --model {kind} {flags}", script)
         held_out, t.task.spare = t.task.held_out, t.task.spare.to(meta)
         held_out.rows, held_out.hashes = held_out.rows.to(meta), held_out.hashes.to(meta)
@@ -590,14 +597,15 @@ def test_a_model_and_an_encoding_of_ones_own():
 def test_engines_agree():
     cases = [*itertools.product(MODELS, ENCODINGS, ["concat"]), *itertools.product(MODELS, CLOCKS, ["add"])]
     cases = [(*case, *BATTERY[n % 6]) for n, case in enumerate(cases)]
-    cases += [(kind, "sin", "concat", *case) for kind in MODELS for case in BATTERY]
+    cases += [(kind, "sin", "concat", *case) for kind in (*MODELS, *MAMBAS) for case in BATTERY]
     for kind, pe, combine, script, flags in cases:
         flags += " --encode output --amplitude 2" * (script is not Reverse and pe in CLOCKS)
         words = f"--length 5 --model {kind} --pe {pe} --combine {combine} {flags}"
         compare_engines(words, script)
         compare_engines(words, script, torch.float32, 1e-5)
     for kind in MODELS:
-        compare_engines(f"--length 1 --vocab 40 --batch 1 --model {kind}", Reverse)
+        for length in (1, 2, 3):  # a convolution sees further back
+            compare_engines(f"--length {length} --vocab 40 --batch 1 --model {kind}", Reverse)
         cuda, chunks = dict(by_operators=lambda *_: False), (dict(CHUNK=chunk) for chunk in (7, 50))
         for part in (cuda, *chunks):  # what CUDA computes; cross-entropy in chunks of rows
             with mock.patch.multiple(fast, **part):
@@ -863,7 +871,8 @@ REFUSED = """
     --amplitude 1 --pe none ~ --amplitude | --amplitude 0 ~ --amplitude | --bands 0:0.5 --pe random ~ from sin
     --bands 0.51:0.55 ~ none of the 8 frequencies | --bands 0.5:0.5 ~ LOW < HIGH | --bands 0.5 ~ LOW:HIGH
     --no-conv ~ --no-conv is for mamba | --pe counter --embed 3 ~ 4 binary digits | --device cuda ~ CUDA
-    --model mamba --engine fast ~ does not know --model mamba | --out file ~ --out | --unknown ~ --unknown
+    --model s4d --rotate ~ --rotate is for mamba | stability --model mamba ~ use gru, lstm or s4d
+    --model mingru --engine fast ~ does not know --model mingru | --out file ~ --out | --unknown ~ --unknown
     --iterations ~ --iterations | stability --model mingru ~ use gru, lstm or s4d
     sort --vocab 2 --length 2 ~ 4 sequences | delayed_add --vocab 2 --length 2 ~ 16 sequences
     predecessor --length 1 ~ at least 2 | predecessor --vocab 3 ~ --vocab
@@ -899,7 +908,7 @@ def test_other_flags_are_refused():
 PLUMBING = "--save-every 7|--log-every 3|--snapshot-every 9|--device cpu|--warmup 1000|--overwrite|--jobs 3"
 PLUMBING += "|--precision tf32|--precision fp32|--engine torch|--no-graph|--deterministic|--out x"
 SCIENCE = "--lr 0.1|--warmup 7|--min-length 3|--dual-freq|--clip 0|--combine add|--amplitude 2|--bands 0:0.5"
-SCIENCE += "|--encode input|--model mamba|--model mamba --no-conv"
+SCIENCE += "|--encode input|--model mamba|--model mamba --no-conv|--model mamba --rotate"
 
 
 def test_folder_names_hold_what_changes_results():
@@ -907,7 +916,7 @@ def test_folder_names_hold_what_changes_results():
     plain = "lstm-sin-K16384-L64"
     assert task_of("").folder == Path(f"runs/reverse/{plain}/seed0")
     assert {name(words) for words in PLUMBING.split("|")} == {plain}
-    assert len({name(words) for words in SCIENCE.split("|")} | {plain}) == 12
+    assert len({name(words) for words in SCIENCE.split("|")} | {plain}) == 13
     for flag in ("min-length=32", "precision=bf16"):
         assert name(f"--{flag}") == f"{plain}-{flag}"
     assert name("--scale quick").startswith("lstm-sin-K") and "hidden=" in name("--scale quick")
@@ -1222,7 +1231,7 @@ PAPER = [  # script, figure, {model: vocabularies}, encodings, other flags
 ]
 TRAINING = dict(length=64, iterations=300_000, batch=512, hidden=512, embed=512, lr=1e-3, warmup=1000)
 TRAINING |= dict(clip=1.0, beta2=0.999, eps=1e-8, combine="concat", held_out=1024, snapshot_every=0)
-TRAINING |= dict(encode="both", bands="0:1", no_conv=False)
+TRAINING |= dict(encode="both", bands="0:1", no_conv=False, rotate=False)
 
 
 def read_and_answered(episode, b):
@@ -1325,7 +1334,7 @@ def some(kind, pe, length=6, target=1, combine="concat"):
 
 def test_stability_equals_jacrev_of_the_model():
     cases = [("none", 3, 1), ("sin", 3, 1), ("sin", 6, 4), ("dup", 5, 2), ("learned", 4, 4, "add")]
-    for kind, (pe, n, t, *how) in itertools.product(MODELS, cases):
+    for kind, (pe, n, t, *how) in itertools.product(PAPERS, cases):
         model, a, b, _ = some(kind, pe, n, t, *how)
         found = stability.stability(model, a, b, t)
         assert (found - plain_stability(model, a, b, t)).abs().max() < 1e-10, (kind, pe, n, t)
@@ -1884,12 +1893,13 @@ def on_card(test):
 
 WAYS = ["", "--no-graph", "--engine torch", "--precision fp32", "--precision bf16"]
 WAYS += ["--deterministic", "--deterministic --log-every 50"]
-CARD = {f"reverse.py --seed 0-2 --model {model}": WAYS for model in MODELS}  # {command: its ways on the card}
-CARD |= {f"reverse.py --min-length 4 --model {model}": ["", "--no-graph"] for model in MODELS}
+CARD = {f"reverse.py --seed 0-2 --model {model}": WAYS for model in PAPERS}  # {command: its ways on the card}
+CARD |= {f"reverse.py --min-length 4 --model {model}": ["", "--no-graph"] for model in PAPERS}
 CARD |= {"delayed_add.py": [""], "predecessor.py --model gru": [""]}
 # These are less stable, or were not tried: tf32 alone may move them by 0.01 and more.
-CARD |= {"reverse.py --model mingru": ["--precision fp32"], "reverse.py --model mamba": ["--precision fp32"]}
-CARD |= {f"stability.py --held-out 160 --train --model {model}": ["--precision fp32"] for model in MODELS}
+NEW = "--model mingru", "--model mamba", "--model mamba --no-conv --rotate"
+CARD |= {f"reverse.py {model}": ["--precision fp32", "--precision fp32 --no-graph"] for model in NEW}
+CARD |= {f"stability.py --held-out 160 --train --model {model}": ["--precision fp32"] for model in PAPERS}
 CARD |= {"sort.py": ["--precision fp32"], "lm_shakespeare.py": ["--precision fp32"]}
 CARD |= {"lm_wikitext.py --data data": ["", "--no-graph", "--engine torch"]}
 
@@ -1966,7 +1976,7 @@ def test_cuda_gradients_are_those_of_double_precision():
         there = {name: x.cuda() for name, x in parts.items()}
         episode = common.Episode(**there, steps=slice(16, 32), commands=16)
         model.float().cuda()
-        for compiled in (False, fast.compile_fault("cuda") is None):
+        for compiled in (False, suite.compiling.compile_fault("cuda") is None):
             with products_in("ieee"):
                 loss, _, found = gradients(model, episode, machine.make_engine("fast", compiled))
             close(loss.cpu(), wanted[0], 1e-5)

@@ -16,6 +16,9 @@ any step: later steps read the clock alone. Gates are in torch's order, the stat
 in the precision of the table (bfloat16, say), the carried state is in the weights'.
 """
 
+from suite import scan
+from suite.compiling import pointwise
+
 import functools
 import itertools
 import math
@@ -134,7 +137,7 @@ class LSTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight):
         table, clock, weight = table.detach(), clock.detach(), weight.detach()  # one kind for the compiler
-        step = pointwise(lstm_step, compiled, table.device)
+        step = pointwise(lstm_step, compiled)
         H, low = weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
         c, cell = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
@@ -152,7 +155,7 @@ class LSTM(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (gates, c, h, tokens, low), (sizes, compiled, table_rows) = ctx.saved_tensors, ctx.plain
-        step, d_gates = pointwise(lstm_step_back, compiled, c.device), torch.empty_like(gates)
+        step, d_gates = pointwise(lstm_step_back, compiled), torch.empty_like(gates)
         start, d_cell = (torch.zeros_like(c[: sizes[0]]) for _ in range(2))
         d_h = torch.zeros_like(h[: sizes[0]])
         for t, n, at, earlier in reversed(walk(sizes)):
@@ -170,7 +173,7 @@ class GRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
         table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
-        step = pointwise(gru_step, compiled, table.device)
+        step = pointwise(gru_step, compiled)
         H, low = weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
         state, product = weight.new_zeros(sizes[0], H), table.new_zeros(sizes[0], 3 * H)
@@ -188,7 +191,7 @@ class GRU(torch.autograd.Function):
     def backward(ctx, d_out):
         (gates, h, tokens, low), (sizes, compiled, table_rows, dtype) = ctx.saved_tensors, ctx.plain
         h = h.detach()  # as `start`: one kind for the compiler
-        step, H, d_gates = pointwise(gru_step_back, compiled, h.device), h.shape[1], torch.empty_like(gates)
+        step, H, d_gates = pointwise(gru_step_back, compiled), h.shape[1], torch.empty_like(gates)
         start, d_h = (torch.zeros_like(h[: sizes[0]]) for _ in range(2))
         d_state, low = torch.zeros_like(start, dtype=dtype), low.roll(H, 0)  # candidate first, as in d_gates
         for t, n, at, earlier in reversed(walk(sizes)):
@@ -399,7 +402,7 @@ def kernel_tables(log_dt, C, log_A_real, A_imag, time):
 
 def kernel(layer, compiled, time):
     """(H, time), as layer.kernel(time)."""
-    tables = pointwise(kernel_tables, compiled, layer.D.device)
+    tables = pointwise(kernel_tables, compiled)
     rows, columns = tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, time)
     if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for what is summed here
         rows, columns = rows.double(), columns.double()
@@ -430,9 +433,11 @@ INPUTS = {
     common.GRU: gru_input,
     common.LSTM: lstm_input,
     common.S4D: lambda layer: (layer.project.weight, layer.project.bias),
+    common.Mamba: lambda layer: (layer.project.weight, layer.D.new_zeros(2 * len(layer.D))),
 }
 FACTORED = {layer: functools.partial(swept, sweep) for layer, sweep in SWEEPS.items()}
 FACTORED[common.S4D] = convolved
+FACTORED[common.Mamba] = scan.mamba
 JOINS = common.Encoding.join, common.Vanilla.join, common.Duplicate.join
 
 
@@ -525,7 +530,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, features, weight, bias, targets, share, compiled, gradients):
-        step = pointwise(score, compiled, weight.device)
+        step = pointwise(score, compiled) if compiled or weight.is_cuda else score_by_operators
         rows, low, low_bias = chunk_rows(weight), weight.to(features.dtype), bias.to(features.dtype)
         loss, right = weight.new_zeros(()), weight.new_zeros(())
         d_features, d_weight, d_bias = (torch.zeros_like(x) for x in (features, weight, bias))
@@ -566,44 +571,3 @@ def cross_entropy(features, readout, targets, share=None, compiled=False):
         share = weight.new_full((1,), 1 / len(features)).expand(len(features))
     gradients = torch.is_grad_enabled()  # inside the function it never is
     return CrossEntropy.apply(features, weight, bias, targets, share, compiled, gradients)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# What a device can do
-# ------------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def pointwise(function, compiled, device):
-    """Compiled, if wanted, for all sizes; equal sizes, a size of one and another dtype are compiled apart.
-
-    On CUDA for the sizes that come and, if others follow, for all: only of known ones a step is one kernel.
-    """
-    if not compiled:
-        return score_by_operators if device.type == "cpu" and function is score else function
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(function, dynamic=None if device.type == "cuda" else True)
-
-
-@functools.cache
-def compile_fault(device):
-    """Why torch.compile does not work here (it needs a C++ compiler, on CUDA Triton), by trying; or None."""
-    try:
-        torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
-    except Exception as error:  # noqa: BLE001 - whatever is missing, the same functions run without
-        return " ".join(str(error).partition("\n\n")[0].split())[:300] or repr(error)
-
-
-@functools.cache
-def onednn_is_exact():
-    """Whether products of float32 keep their precision in oneDNN, to which "bf16" sends them on a CPU.
-
-    They do on CPUs without units for bf16, and on some of AMD's it is twice as fast as the default, MKL.
-    """
-    a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-    product = (a @ b).double()
-    torch.backends.mkldnn.matmul.fp32_precision = before
-    exact = a.double() @ b.double()
-    return bool((product - exact).norm() < 1e-6 * exact.norm())

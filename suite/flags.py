@@ -199,6 +199,7 @@ def model_flags(flag):
     part = "share of the sinusoid's frequencies that is kept, 0 the fastest"
     flag("--bands", "0:1", part, type=bands)
     flag("--no-conv", False, "mamba without its short convolution", action="store_true")
+    flag("--rotate", False, "mamba with complex states, which turn; half as many", action="store_true")
 
 
 def training_flags(flag):

@@ -1,6 +1,6 @@
 """The machine: its device, how a trial computes on it, its memory, and what is recorded of it."""
 
-from suite import fast
+from suite import compiling, fast
 
 import contextlib
 import functools
@@ -93,7 +93,7 @@ def choose_engine(task, device):
     always = cuda or task.fast_at_every_size or asked == "fast"
     chosen = known and (always or by_hand_is_sooner(args))
     wanted = chosen and cuda  # on a CPU fast.py has nothing that gains by being compiled
-    fault = fast.compile_fault(device.type) if wanted else None
+    fault = compiling.compile_fault(device.type) if wanted else None
     return make_engine(
         "fast" if chosen else "torch",
         compiled=wanted and fault is None,
@@ -101,7 +101,7 @@ def choose_engine(task, device):
         precision=args.precision or ("tf32" if cuda else "fp32"),
         graph=cuda and not args.no_graph,
         deterministic=args.deterministic,
-        onednn=not cuda and fast.onednn_is_exact(),
+        onednn=not cuda and compiling.onednn_is_exact(),
     )
 
 

@@ -75,8 +75,11 @@ class Task:
     def check(self):
         """Raise Refused, in one line, where flags do not fit together; nothing is built yet."""
         a = self.args
-        if getattr(a, "no_conv", False) and a.model != "mamba":
-            raise Refused(f"--no-conv is for mamba alone: --model {a.model} has no convolution")
+        for flag, what in (("no_conv", "convolution"), ("rotate", "selective states")):
+            if getattr(a, flag, False) and a.model != "mamba":
+                raise Refused(
+                    f"--{flag.replace('_', '-')} is for mamba alone: --model {a.model} has no {what}"
+                )
         try_encoding(
             common.ENCODINGS[a.pe], min(self.positions(), 2**20), a.embed, self.for_encoding()["bands"]
         )
@@ -100,7 +103,9 @@ class Task:
     def model(self):
         a = self.args
         sizes = a.vocab, a.embed, a.hidden, self.positions()
-        for_layer = dict(conv=False) if getattr(a, "no_conv", False) else None
+        for_layer = None
+        if a.model == "mamba":
+            for_layer = dict(conv=not getattr(a, "no_conv", False), rotate=getattr(a, "rotate", False))
         return common.Model(a.model, a.pe, *sizes, for_layer, **self.for_encoding())
 
     def rate(self, i):

@@ -1,0 +1,41 @@
+"""What a device can do: whether torch.compile works, whether oneDNN's products are exact."""
+
+import functools
+
+import torch
+
+
+@functools.cache
+def pointwise(function, compiled):
+    """Compiled, if wanted, for all sizes; equal sizes, a size of one and another dtype are compiled apart.
+
+    On CUDA for the sizes that come and, if others follow, for all: only of known ones a step is one kernel.
+    """
+    if not compiled:
+        return function
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(function)
+
+
+@functools.cache
+def compile_fault(device):
+    """Why torch.compile does not work here (it needs a C++ compiler, on CUDA Triton), by trying; or None."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
+    except Exception as error:  # noqa: BLE001 - whatever is missing, the same functions run without
+        return " ".join(str(error).partition("\n\n")[0].split())[:300] or repr(error)
+
+
+@functools.cache
+def onednn_is_exact():
+    """Whether products of float32 keep their precision in oneDNN, to which "bf16" sends them on a CPU.
+
+    They do on CPUs without units for bf16, and on some of AMD's it is twice as fast as the default, MKL.
+    """
+    a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    product = (a @ b).double()
+    torch.backends.mkldnn.matmul.fp32_precision = before
+    exact = a.double() @ b.double()
+    return bool((product - exact).norm() < 1e-6 * exact.norm())
