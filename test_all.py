@@ -1786,7 +1786,8 @@ def test_an_element_of_a_job_array_runs_its_trial_or_nothing():
 
 FLOORS = """report | stability bench | reverse sort delayed_add predecessor lm_wikitext lm_shakespeare
     | beyond suite.cli | suite.trial suite.flags suite.tables | suite.task suite.machine suite.fetch
-    suite.drawing | suite.files suite.fast suite.claims | common suite.progress suite.graphs | suite"""
+    suite.drawing | suite.files suite.fast suite.claims | suite.scan | common suite.compiling suite.progress
+    suite.graphs | suite"""
 
 
 def test_imports_run_down_only_and_stand_at_the_top():

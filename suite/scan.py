@@ -32,8 +32,8 @@ def decay_of(delta, decay, turn, a):
         torch.mul(delta, decay, out=a).exp2_()
     else:
         (real, imaginary), size, angle = a.chunk(2, dim=1), (delta * decay).exp2_(), delta * turn
-        torch.mul(size, angle.cos(), out=real)
-        torch.mul(size, angle.sin_(), out=imaginary)
+        real.copy_(angle.cos().mul_(size))
+        imaginary.copy_(angle.sin_().mul_(size))
 
 
 def times(a, x, into, turn, sign=1):
@@ -42,8 +42,8 @@ def times(a, x, into, turn, sign=1):
         torch.mul(a, x, out=into)
     else:
         (p, q), (x, y), (real, imaginary) = (z.chunk(2, dim=1) for z in (a, x, into))
-        torch.mul(p, x, out=real).addcmul_(q, y, value=-sign)
-        torch.mul(p, y, out=imaginary).addcmul_(q, x, value=sign)
+        real.copy_((p * x).addcmul_(q, y, value=-sign))
+        imaginary.copy_((p * y).addcmul_(q, x, value=sign))
 
 
 def scan_step(delta, v, b, decay, turn, before, a, now):
@@ -54,15 +54,15 @@ def scan_step(delta, v, b, decay, turn, before, a, now):
 
 
 def scan_step_back(delta, v, b, rates, turn, c, d_y, before, a, d_h, d_before, d_rates, d_delta, d_v, d_b):
-    """From d_h, the gradient of a state but for what its answer adds, c d_y (None where it has none): writes
-    that of the state before, adds to that of the rates; d_delta and d_v are (B, D), d_b is (B, S)."""
-    if c is not None:
-        d_h.addcmul_(c, d_y)
+    """From the gradient d_h of a state: writes that of the one before, to which its answer adds c d_y (None
+    where it has none), and adds to the rates'; d_delta and d_v are (B, D), d_b is (B, S)."""
     product = d_h * b
     torch.sum(product, 1, out=d_v)
     torch.sum(torch.mul(d_h, v, out=product), 2, out=d_b)
     times(a, d_h, d_before, turn, -1)
     times(before, d_before, product, turn, -1)
+    if c is not None:
+        d_before.addcmul_(c, d_y)
     d_rates.addcmul_(product, delta)
     torch.sum(product.mul_(rates), 1, out=d_delta)
 
@@ -93,14 +93,16 @@ class Scan(torch.autograd.Function):
         d_h, d_before = d_last.clone(memory_format=torch.contiguous_format), v.new_empty(h.shape[1:])
         d_rates, start = torch.zeros_like(d_h), torch.zeros_like(d_h)
         found = d_delta, d_v, d_b = [torch.empty_like(x) for x in (delta, v, b)]
-        silent = [None] * (len(h) - len(c))
+        silent = len(h) - len(c)
+        read = [(None, None)] * silent + list(zip(c[..., None], d_y[:, :, None]))
+        if len(c):
+            d_h.addcmul_(*read[-1])
         taken = zip(delta[:, :, None], v[:, :, None], b[..., None])
-        read = zip([*silent, *c[..., None]], [*silent, *d_y[:, :, None]])
-        steps = list(zip(taken, read, [start, *h[:-1]], a, zip(*found)))
+        steps = list(zip(taken, [(None, None), *read], [start, *h[:-1]], a, zip(*found)))
         for each, out, before, a_now, into in reversed(steps):
             step(*each, rates, turn, *out, before, a_now, d_h, d_before, d_rates, *into)
             d_h, d_before = d_before, d_h
-        d_c, d_rates = (d_y[:, :, None] @ h[len(silent) :].mT).squeeze(2), d_rates.sum(0)
+        d_c, d_rates = (d_y[:, :, None] @ h[silent:].mT).squeeze(2), d_rates.sum(0)
         d_turn = None if turn is None else d_rates[len(decay) :]
         return d_delta, d_v, d_b, d_c, d_rates[: len(decay)] * LN2, d_turn, None
 
@@ -161,7 +163,7 @@ def scanned(layer, u, answered, compiled):
 def remembered(layer, last, delta, c):
     """What the rows' states `last` add to M later answers; delta and c (M, 1, ...) are alike for all."""
     (decay, turn), since, c = rates(layer), delta.cumsum(0), c.squeeze(1)[..., None]  # (M, 1, D), (M, S, 1)
-    read, size = c, (since * decay).exp2()
+    read, size = c, (since * decay * LN2).exp()  # exp2 is compiled at run time on CUDA
     if turn is not None:
         angle, (x, y) = since * turn, c.chunk(2, dim=1)
         read = torch.cat([angle.cos() * x + angle.sin() * y, angle.cos() * y - angle.sin() * x], dim=1)
