@@ -5,30 +5,48 @@ python delayed_add.py --scale quick --all bands         # fast frequencies or sl
 python reverse.py --scale quick --all phases            # while the input is read, or answered
 python reverse.py --scale quick --all clocks            # that it is smooth, that it returns
 python reverse.py --scale quick --all models-of-today   # recurrences of 2023 and 2024
+python reverse.py --scale quick --all mamba             # Mamba, whose states rotate or do not
 """
 
 from suite.claims import (
     ACCURACY,
+    DUP,
     NO_GAIN,
+    NONE,
     SIN,
     Claim,
     Figure,
     accuracy,
     gains,
+    grows,
     helps,
     name_of,
     uniform_chance,
 )
-from suite.flags import SEEDS, WITH_DUP, cross
+from suite.flags import BOTH, SEEDS, WITH_DUP, cross
 
-SHARED = ["amplitude", "phases", "clocks", "models-of-today"]
+SHARED = ["amplitude", "phases", "clocks", "models-of-today", "mamba"]
 EVERY = ["bands", *SHARED]
 THIRDS = {"0:0.3334": "fast", "0.3334:0.6667": "middle", "0.6667:1": "slow"}
 WORDS = THIRDS | {"0:1": "all", "input": "reading", "output": "answering", "both": "in both"}
+LONGER = 4  # times the iterations
 UNIT, LONG = 1.0, 8.0  # --amplitude: the sinusoid's, and that of learned vectors of 64 columns as they start
 
 
-def grids(cell, names):
+def mamba(vocab, iterations, lr):
+    """Mamba as it is; longer trained, without a clock; with rotating states; without its convolution."""
+    cell = dict(model="mamba", vocab=vocab, lr=lr)
+    plain, longer = dict(iterations=iterations), dict(iterations=LONGER * iterations)
+    clocks = [*WITH_DUP, "random", "ramp", "counter", "shuffled"]
+    return [
+        *cross(**cell, **plain, rotate=None, no_conv=None, pe=clocks, seed=SEEDS),
+        *cross(**cell, **longer, rotate=None, no_conv=None, pe=["none", "dup"], seed=SEEDS),
+        *cross(**cell, **plain, rotate=True, no_conv=None, pe=[*WITH_DUP, "random"], seed=SEEDS),
+        *cross(**cell, **plain, rotate=None, no_conv=True, pe=BOTH, seed=SEEDS),
+    ]
+
+
+def grids(cell, names, for_mamba):
     """{figure: trials} of a model and a vocabulary; None leaves a flag at its default."""
 
     def beside_controls(pe, flag, values):
@@ -41,6 +59,7 @@ def grids(cell, names):
         "phases": beside_controls("sin", "encode", ["input", "output", "both"]),
         "clocks": cross(**cell, pe=[*WITH_DUP, "random", "ramp", "counter", "shuffled"], seed=SEEDS),
         "models-of-today": cross(**cell | dict(model=["mingru", "mamba"]), pe=WITH_DUP, seed=SEEDS),
+        "mamba": mamba(**for_mamba),
     }
     return {name: found[name] for name in names}
 
@@ -57,12 +76,25 @@ def points(flag=None):
     return curves
 
 
+def kinds(outcome):
+    """As points, with a panel for every kind of Mamba."""
+    flags = outcome.flags
+    panel = "Mamba"
+    if flags["rotate"]:
+        panel = "Mamba, rotating states"
+    elif flags["no_conv"]:
+        panel = "Mamba without its convolution"
+    yield panel, flags["pe"], {f"{flags['pe']}\n{flags['iterations']:,}": accuracy(outcome)}
+
+
 FIGURES = {  # name: what the title says, the x axis, the flag that it stands for beside the encoding
     "amplitude": ("how long vectors", "encoding, length of its vectors", "amplitude"),
     "bands": ("which frequencies", "encoding, its frequencies", "bands"),
     "phases": ("which steps", "encoding, its steps", "encode"),
     "clocks": ("which clock", "encoding", None),
     "models-of-today": ("models of today", "encoding", None),
+    "mamba": ("Mamba", "encoding, iterations", None),
+    "mamba-vocab": ("Mamba's vocabulary", "vocab", None),
 }
 
 
@@ -70,7 +102,8 @@ def figures(names, task):
     found = {}
     for name in names:
         what, x, flag = FIGURES[name]
-        found[name] = Figure(f"{task}: {what}", ACCURACY, x, points(flag), beyond=True, chance=uniform_chance)
+        curves = {"mamba": kinds, "mamba-vocab": None}.get(name, points(flag))
+        found[name] = Figure(f"{task}: {what}", ACCURACY, x, curves, beyond=True, chance=uniform_chance)
     return found
 
 
@@ -105,6 +138,29 @@ for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
     text = f"learned vectors are not better than sin, both of length {length['amplitude']:g}"
     CLAIMS += [Claim("amplitude", text, accuracy, dict(pe="learned") | length, sin(**length), margin=NO_GAIN)]
 CLAIMS += helps("models-of-today", "{model}", per="model")
+
+REAL, ROTATING = dict(rotate=None, no_conv=None, iterations=min), dict(rotate=True, no_conv=None)
+NO_CONV, TRAINED_LONGER = dict(rotate=None, no_conv=True), REAL | dict(iterations=max)
+OTHER_CLOCKS = ("random", "ramp", "counter", "shuffled")
+ROWS = [  # what it says, better, worse
+    ("a clock is worth more than four times the training", SIN | REAL, NONE | TRAINED_LONGER),
+    ("four times the training helps without a clock", NONE | TRAINED_LONGER, NONE | REAL),
+    ("rotating states help without a clock", NONE | ROTATING, NONE | REAL),
+    ("rotating states alone are better than a clock alone", NONE | ROTATING, SIN | REAL),
+    ("the convolution helps without a clock", NONE | REAL, NONE | NO_CONV),
+    ("the convolution helps with a clock", SIN | REAL, SIN | NO_CONV),
+    *((f"sin is better than {pe}", SIN | REAL, dict(pe=pe) | REAL) for pe in OTHER_CLOCKS),
+]
+CLAIMS += [Claim("mamba", text, accuracy, better, worse) for text, better, worse in ROWS]
+CLAIMS += helps("mamba", "Mamba", primary=True, **REAL)
+CLAIMS += helps("mamba", "Mamba with rotating states", **ROTATING)
+CLAIMS += helps("mamba", "Mamba without its convolution", **NO_CONV)
+CLAIMS += helps("mamba-vocab", "Mamba at K = {vocab}", per="vocab")
+CLAIMS += grows("mamba-vocab")
+SHRINKS = "rotating states shrink the clock's help"
+CLAIMS.append(
+    Claim("mamba", SHRINKS, accuracy, SIN | REAL, SIN | ROTATING, over=NONE, controls=(DUP,), primary=True)
+)
 
 
 def claims(names):

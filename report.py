@@ -14,6 +14,7 @@ from suite.progress import duration
 from suite.tables import Broken, aligned, checked, curve_of, figure_lines, load, picture_stem, progress_of
 from suite.trial import FAILED
 
+import itertools
 import json
 import os
 import re
@@ -107,7 +108,8 @@ numbers are those of the weaker comparison. In tables and pictures the interval 
 percentile bootstrap.
 
 Claims in bold are **primary**: the paper's own sentences. Their p-values are corrected by Holm's method among
-those of a scale, and the corrected p decides; the interval beside it is not corrected.
+those of a scale, and the corrected p decides; the interval beside it is not corrected. Those of what is
+beyond the paper are a family of their own.
 """
 
 
@@ -143,7 +145,8 @@ def link(heading):
 
 
 def sections(out, scales):
-    """-> [Section] of all figures; primary claims are corrected among those of their scale."""
+    """-> [Section] of all figures; primary claims are corrected among those of their scale, the paper's and
+    those beyond it apart."""
     found = []
     for task in TASKS:
         for scale in scales:
@@ -153,11 +156,11 @@ def sections(out, scales):
                 verdicts = judge_all(claims, name, scale, outcomes)
                 primary = sum(one.claim.primary for one in verdicts)
                 found.append(Section(task, scale, name, figure, outcomes, broken, verdicts, primary))
-    for scale in scales:
-        of_scale = [one for one in found if one.scale == scale]
-        family = sum(one.primary for one in of_scale)
-        corrected = iter(correct([verdict for one in of_scale for verdict in one.verdicts], family))
-        for one in of_scale:
+    for scale, beyond in itertools.product(scales, (False, True)):
+        together = [one for one in found if one.scale == scale and one.figure.beyond is beyond]
+        family = sum(one.primary for one in together)
+        corrected = iter(correct([verdict for one in together for verdict in one.verdicts], family))
+        for one in together:
             one.verdicts = [next(corrected) for _ in one.verdicts]
     return found
 

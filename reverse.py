@@ -222,6 +222,7 @@ QUICK_DUAL_FREQ = dict(dual_freq=True, length=8, lr=1e-2, held_out=4096)
 QUICK_GRU, QUICK_LSTM = dict(length=32, lr=2e-2, iterations=2000), dict(length=32, lr=2e-2, iterations=3000)
 LONGER_LSTM = dict(model="lstm", vocab=16, iterations=3000)
 QUICK_S4D = dict(length=16, lr=5e-3, iterations=3000)
+QUICK_MAMBA = dict(iterations=2000, lr=2e-2)
 DESK_S4D = dict(model="s4d", iterations=10_000, lr=1e-2)
 DESK_LSTM = dict(model="lstm", vocab=1024)
 DESK_DUAL_FREQ = dict(dual_freq=True, held_out=4096, iterations=20_000, snapshot_every=2000)
@@ -281,7 +282,10 @@ GRIDS = {
         + cross(model="lstm", pe="none", vocab=16, iterations=6000, batch=64, seed=SEEDS)
         + cross(model="lstm", pe="none", vocab=16, iterations=3000, batch=128, seed=SEEDS),
     }
-    | beyond.grids(dict(model="gru", vocab=16, iterations=2000), beyond.SHARED),
+    | beyond.grids(dict(model="gru", vocab=16, iterations=2000), beyond.SHARED, QUICK_MAMBA | dict(vocab=16))
+    | {
+        "mamba-vocab": cross(model="mamba", **QUICK_MAMBA, pe=WITH_DUP, vocab=[16, 64, 256, 1024], seed=SEEDS)
+    },
     "smoke": {
         "fig2": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
         "fig3": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=8, dual_freq=True, seed=range(1)),
@@ -344,7 +348,7 @@ FIGURES = {
         by_training,
         chance=uniform_chance,
     ),
-} | beyond.figures(beyond.SHARED, "Reverse ordering")
+} | beyond.figures([*beyond.SHARED, "mamba-vocab"], "Reverse ordering")
 
 RANDOM, LEARNED = (dict(pe=pe, amplitude=None) for pe in ("random", "learned"))  # as long as they start
 SMALL, LARGE = dict(vocab=min), dict(vocab=max)
@@ -417,7 +421,7 @@ for figure, at in (("fig13", ""), ("fig14", " at varying length")):
     ]
 SHORT = "sin is better than learned vectors that start at its length"
 CLAIMS.append(Claim("fig13", SHORT, accuracy, SIN, dict(pe="learned", amplitude=1.0)))
-CLAIMS += beyond.claims(beyond.SHARED)
+CLAIMS += beyond.claims([*beyond.SHARED, "mamba-vocab"])
 Reverse.scales, Reverse.grids = SCALES, GRIDS
 Reverse.figures, Reverse.claims = FIGURES, CLAIMS
 

@@ -222,7 +222,8 @@ def missing(outcomes, most=8):
     differ = {item for cell in found for item in cell if not all(item in other for other in found)}
     for cell, trials in found.items():
         if lacking := len(trials.trials) - len(trials.finished()):
-            words = " ".join(str(item[1]) for item in cell if item in differ) or "all"
+            told = [(k.replace("_", "-") if v is True else str(v)) for k, v in cell if (k, v) in differ if v]
+            words = " ".join(told) or "all"
             cells.append(f"{words} ({lacking} of {len(trials.trials)})")
     more = f" and {len(cells) - most} more" if len(cells) > most else ""
     return [f"  not finished: {', '.join(cells[:most])}{more}"] if cells else []
