@@ -40,6 +40,7 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
     "gru-sin-64": 64,
     "s4d-sin-1024": 64,
     "s4d-sin-2048": 64,
+    "mamba-sin-256": 16,
 }
 
 

@@ -6,6 +6,7 @@ python reverse.py --scale quick --all phases            # while the input is rea
 python reverse.py --scale quick --all clocks            # that it is smooth, that it returns
 python reverse.py --scale quick --all models-of-today   # recurrences of 2023 and 2024
 python reverse.py --scale quick --all mamba             # Mamba, whose states rotate or do not
+python reverse.py --scale quick --all mamba-vocab       # Mamba at several vocabularies
 """
 
 from suite.claims import (
@@ -26,7 +27,7 @@ from suite.claims import (
 from suite.flags import BOTH, SEEDS, WITH_DUP, cross
 
 SHARED = ["amplitude", "phases", "clocks", "models-of-today", "mamba"]
-EVERY = ["bands", *SHARED]
+IN_REVERSAL, IN_ADDITION = [*SHARED, "mamba-vocab"], ["bands", *SHARED]
 THIRDS = {"0:0.3334": "fast", "0.3334:0.6667": "middle", "0.6667:1": "slow"}
 WORDS = THIRDS | {"0:1": "all", "input": "reading", "output": "answering", "both": "in both"}
 LONGER = 4  # times the iterations
@@ -34,15 +35,17 @@ UNIT, LONG = 1.0, 8.0  # --amplitude: the sinusoid's, and that of learned vector
 
 
 def mamba(vocab, iterations, lr):
-    """Mamba as it is; longer trained, without a clock; with rotating states; without its convolution."""
+    """Mamba as it is; longer trained, without a clock; with other states; without its convolution."""
     cell = dict(model="mamba", vocab=vocab, lr=lr)
-    plain, longer = dict(iterations=iterations), dict(iterations=LONGER * iterations)
+    kinds = dict(rotate=None, slow=None, no_conv=None)
+    plain, longer = kinds | dict(iterations=iterations), kinds | dict(iterations=LONGER * iterations)
     clocks = [*WITH_DUP, "random", "ramp", "counter", "shuffled"]
     return [
-        *cross(**cell, **plain, rotate=None, no_conv=None, pe=clocks, seed=SEEDS),
-        *cross(**cell, **longer, rotate=None, no_conv=None, pe=["none", "dup"], seed=SEEDS),
-        *cross(**cell, **plain, rotate=True, no_conv=None, pe=[*WITH_DUP, "random"], seed=SEEDS),
-        *cross(**cell, **plain, rotate=None, no_conv=True, pe=BOTH, seed=SEEDS),
+        *cross(**cell, **plain, pe=clocks, seed=SEEDS),
+        *cross(**cell, **longer, pe=["none", "dup"], seed=SEEDS),
+        *cross(**cell, **plain | dict(rotate=True), pe=[*WITH_DUP, "random"], seed=SEEDS),
+        *cross(**cell, **plain | dict(slow=True), pe=BOTH, seed=SEEDS),
+        *cross(**cell, **plain | dict(no_conv=True), pe=BOTH, seed=SEEDS),
     ]
 
 
@@ -82,18 +85,20 @@ def kinds(outcome):
     panel = "Mamba"
     if flags["rotate"]:
         panel = "Mamba, rotating states"
+    elif flags["slow"]:
+        panel = "Mamba, slow states"
     elif flags["no_conv"]:
         panel = "Mamba without its convolution"
     yield panel, flags["pe"], {f"{flags['pe']}\n{flags['iterations']:,}": accuracy(outcome)}
 
 
-FIGURES = {  # name: what the title says, the x axis, the flag that it stands for beside the encoding
-    "amplitude": ("how long vectors", "encoding, length of its vectors", "amplitude"),
-    "bands": ("which frequencies", "encoding, its frequencies", "bands"),
-    "phases": ("which steps", "encoding, its steps", "encode"),
-    "clocks": ("which clock", "encoding", None),
-    "models-of-today": ("models of today", "encoding", None),
-    "mamba": ("Mamba", "encoding, iterations", None),
+FIGURES = {  # name: what the title says, the x axis, the curves
+    "amplitude": ("how long vectors", "encoding, length of its vectors", points("amplitude")),
+    "bands": ("which frequencies", "encoding, its frequencies", points("bands")),
+    "phases": ("which steps", "encoding, its steps", points("encode")),
+    "clocks": ("which clock", "encoding", points()),
+    "models-of-today": ("models of today", "encoding", points()),
+    "mamba": ("Mamba", "encoding, iterations", kinds),
     "mamba-vocab": ("Mamba's vocabulary", "vocab", None),
 }
 
@@ -101,8 +106,7 @@ FIGURES = {  # name: what the title says, the x axis, the flag that it stands fo
 def figures(names, task):
     found = {}
     for name in names:
-        what, x, flag = FIGURES[name]
-        curves = {"mamba": kinds, "mamba-vocab": None}.get(name, points(flag))
+        what, x, curves = FIGURES[name]
         found[name] = Figure(f"{task}: {what}", ACCURACY, x, curves, beyond=True, chance=uniform_chance)
     return found
 
@@ -139,28 +143,49 @@ for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
     CLAIMS += [Claim("amplitude", text, accuracy, dict(pe="learned") | length, sin(**length), margin=NO_GAIN)]
 CLAIMS += helps("models-of-today", "{model}", per="model")
 
-REAL, ROTATING = dict(rotate=None, no_conv=None, iterations=min), dict(rotate=True, no_conv=None)
-NO_CONV, TRAINED_LONGER = dict(rotate=None, no_conv=True), REAL | dict(iterations=max)
-OTHER_CLOCKS = ("random", "ramp", "counter", "shuffled")
-ROWS = [  # what it says, better, worse
-    ("a clock is worth more than four times the training", SIN | REAL, NONE | TRAINED_LONGER),
-    ("four times the training helps without a clock", NONE | TRAINED_LONGER, NONE | REAL),
-    ("rotating states help without a clock", NONE | ROTATING, NONE | REAL),
-    ("rotating states alone are better than a clock alone", NONE | ROTATING, SIN | REAL),
+REAL = dict(rotate=None, slow=None, no_conv=None, iterations=min)
+ROTATING, SLOW, NO_CONV = REAL | dict(rotate=True), REAL | dict(slow=True), REAL | dict(no_conv=True)
+LONG_TRAINED = REAL | dict(iterations=max)
+RANDOM, RAMP, COUNTER, SHUFFLED = (dict(pe=pe) | REAL for pe in ("random", "ramp", "counter", "shuffled"))
+MAMBA_ROWS = [  # what it says, better, worse
     ("the convolution helps without a clock", NONE | REAL, NONE | NO_CONV),
-    ("the convolution helps with a clock", SIN | REAL, SIN | NO_CONV),
-    *((f"sin is better than {pe}", SIN | REAL, dict(pe=pe) | REAL) for pe in OTHER_CLOCKS),
+    ("slow states help without a clock", NONE | SLOW, NONE | REAL),
+    ("rotating states help without a clock", NONE | ROTATING, NONE | REAL),
+    ("that states rotate, not that they are slow, helps without a clock", NONE | ROTATING, NONE | SLOW),
+    ("a ramp is a worse clock than random vectors", RANDOM, RAMP),
+    ("a ramp is a worse clock than a counter", COUNTER, RAMP),
+    ("a ramp is a worse clock than shuffled sinusoids", SHUFFLED, RAMP),
 ]
-CLAIMS += [Claim("mamba", text, accuracy, better, worse) for text, better, worse in ROWS]
+NOT_BETTER = [
+    ("as many inputs without a clock do not help (dup)", DUP | REAL, NONE | REAL),
+    ("four times the training does not help without a clock", NONE | LONG_TRAINED, NONE | REAL),
+    ("leaving the convolution out does not help without a clock", NONE | NO_CONV, NONE | REAL),
+    ("a clock does not do more than rotating states", SIN | REAL, NONE | ROTATING),
+    ("sin is not better than random vectors", SIN | REAL, RANDOM),
+]
 CLAIMS += helps("mamba", "Mamba", primary=True, **REAL)
+SHRINKS = "Mamba: rotating states shrink the clock's help"
+CLAIMS += [
+    Claim("mamba", SHRINKS, accuracy, SIN | REAL, SIN | ROTATING, over=NONE, controls=(DUP,), primary=True),
+    Claim("mamba", "Mamba: half is right after four times the training", accuracy, NONE | LONG_TRAINED, 0.5),
+    Claim(
+        "mamba",
+        "Mamba: a clock is worth more than four times the training",
+        accuracy,
+        SIN | REAL,
+        NONE | LONG_TRAINED,
+        controls=(DUP,),
+    ),
+]
+CLAIMS += [Claim("mamba", f"Mamba: {text}", accuracy, better, worse) for text, better, worse in MAMBA_ROWS]
+CLAIMS += [
+    Claim("mamba", f"Mamba: {text}", accuracy, better, worse, margin=NO_GAIN)
+    for text, better, worse in NOT_BETTER
+]
 CLAIMS += helps("mamba", "Mamba with rotating states", **ROTATING)
 CLAIMS += helps("mamba", "Mamba without its convolution", **NO_CONV)
 CLAIMS += helps("mamba-vocab", "Mamba at K = {vocab}", per="vocab")
 CLAIMS += grows("mamba-vocab")
-SHRINKS = "rotating states shrink the clock's help"
-CLAIMS.append(
-    Claim("mamba", SHRINKS, accuracy, SIN | REAL, SIN | ROTATING, over=NONE, controls=(DUP,), primary=True)
-)
 
 
 def claims(names):

@@ -424,29 +424,29 @@ class Mamba(nn.Module):
     reads and what it answers differ in size. It has 2 H channels (their expansion), each with N states.
 
     As there, the step size Delta comes through a product of rank H / 16. `conv` False leaves the convolution
-    out. `rotate` makes the states complex, and half as many: they turn while they decay, as S4D's do.
+    out. `rotate` makes the states complex, and half as many: they turn while they decay, and begin as S4D's
+    do. `slow` lets real states begin with the decay of those, which is below that of all others.
     """
 
-    def __init__(self, inputs, hidden, conv=True, rotate=False, order=16, width=4):
+    def __init__(self, inputs, hidden, conv=True, rotate=False, slow=False, order=16, width=4):
         super().__init__()
         channels, rank = 2 * hidden, math.ceil(hidden / 16)
-        self.parts = rank, order, order
+        self.widths = rank, order, order
         self.project = nn.Linear(inputs, 2 * channels, bias=False)
         self.conv = nn.Conv1d(channels, channels, width, groups=channels, padding=width - 1) if conv else None
-        self.choose = nn.Linear(channels, sum(self.parts), bias=False)
+        self.choose = nn.Linear(channels, sum(self.widths), bias=False)
         self.delta = nn.Linear(rank, channels)
         usual = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
         self.delta.bias = nn.Parameter(usual.expm1().log())  # whose softplus it is
-        self.turn = None
-        if rotate:
-            self.log_A = nn.Parameter(torch.full((channels, order // 2), math.log(0.5)))
-            self.turn = nn.Parameter(math.pi * torch.arange(order // 2).float().repeat(channels, 1))
-        else:
-            self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
+        states = order // 2 if rotate else order
+        decay = torch.full((states,), 0.5) if rotate or slow else torch.arange(1.0, states + 1)
+        turn = math.pi * torch.arange(states).float()
+        self.log_A = nn.Parameter(decay.log().repeat(channels, 1))
+        self.turn = nn.Parameter(turn.repeat(channels, 1)) if rotate else None
         self.D = nn.Parameter(torch.ones(channels))
         self.answer = nn.Linear(channels, hidden, bias=False)
 
-    def complex(self, x):
+    def as_states(self, x):
         """(..., 2N) real parts, then imaginary ones -> (..., N) where states are complex."""
         return x if self.turn is None else torch.complex(*x.to(self.D.dtype).chunk(2, -1))
 
@@ -455,13 +455,13 @@ class Mamba(nn.Module):
         if self.conv is not None:  # its last outputs are of the padding
             u = self.conv(u.permute(1, 2, 0))[..., : len(x)].permute(2, 0, 1)
         u = F.silu(u)
-        delta, B, C = self.choose(u).split(self.parts, -1)
-        delta, B, C = F.softplus(self.delta(delta)), self.complex(B), self.complex(C)  # (T, B, D or N)
+        delta, B, C = self.choose(u).split(self.widths, -1)
+        delta, B, C = F.softplus(self.delta(delta)), self.as_states(B), self.as_states(C)  # (T, B, D or N)
         A = -self.log_A.exp().T  # (N, D)
         if self.turn is not None:
             A = torch.complex(A, self.turn.T)
         h, outputs = 0.0, []
-        # For all steps at once, what has a dimension of N would leave the caches: four times as slow
+        # Step by step: (T, B, N, D) for all steps at once leaves the cache and is four times as slow
         for d, added, b, c in zip(delta[:, :, None], (delta * u)[:, :, None], B[..., None], C[:, :, None]):
             h = (d * A).exp() * h + added * b  # (B, N, D)
             outputs.append(c @ h)

@@ -51,12 +51,14 @@ GRIDS = {
     "paper": {"fig7": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088], seed=SEEDS)},
     "desk": {"fig7": cross(model="lstm", pe=CONTROLLED, vocab=[32, 64, 128], seed=SEEDS)},
     "quick": {"fig7": cross(model="lstm", pe=CONTROLS, vocab=32, seed=SEEDS)}
-    | beyond.grids(dict(model="lstm", vocab=32), beyond.EVERY, dict(vocab=32, iterations=3000, lr=1e-2)),
+    | beyond.grids(
+        dict(model="lstm", vocab=32), beyond.IN_ADDITION, dict(vocab=32, iterations=3000, lr=1e-2)
+    ),
     "smoke": {"fig7": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1))},
 }
 FIGURES = {"fig7": Figure("Reverse ordering + delayed addition", ACCURACY, "vocab", chance=uniform_chance)}
-FIGURES |= beyond.figures(beyond.EVERY, "Delayed addition")
-CLAIMS = [*helps("fig7", "at K = {vocab}", per="vocab"), *beyond.claims(beyond.EVERY)]
+FIGURES |= beyond.figures(beyond.IN_ADDITION, "Delayed addition")
+CLAIMS = [*helps("fig7", "at K = {vocab}", per="vocab"), *beyond.claims(beyond.IN_ADDITION)]
 DelayedAddition.scales, DelayedAddition.grids = SCALES, GRIDS
 DelayedAddition.figures, DelayedAddition.claims = FIGURES, CLAIMS
 

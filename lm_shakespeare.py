@@ -53,7 +53,7 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 NAMED = {"pe": "transformer-", "tokenizer": "", "context": "T"}
 RECURRENT = ("--model", "--engine", "--hidden", "--embed", "--vocab", "--length", "--held-out")
-RECURRENT += ("--no-conv", "--rotate", "--combine", "--encode", "--amplitude", "--bands")
+RECURRENT += ("--no-conv", "--rotate", "--slow", "--combine", "--encode", "--amplitude", "--bands")
 
 
 class Shakespeare(Task):

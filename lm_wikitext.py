@@ -72,7 +72,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "lm_wikitext"  # this su
 
 class WikiText(Task):
     name = "lm_wikitext"
-    without = ("--held-out", "--encode", "--no-conv", "--rotate")
+    without = ("--held-out", "--encode", "--no-conv", "--rotate", "--slow")
     only_alone = ("prepare",)
     graph = False  # batches come from the text, in several sizes
     what_to_lower = f"{Task.what_to_lower}, or use --no-graph on a card"

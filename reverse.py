@@ -348,7 +348,7 @@ FIGURES = {
         by_training,
         chance=uniform_chance,
     ),
-} | beyond.figures([*beyond.SHARED, "mamba-vocab"], "Reverse ordering")
+} | beyond.figures(beyond.IN_REVERSAL, "Reverse ordering")
 
 RANDOM, LEARNED = (dict(pe=pe, amplitude=None) for pe in ("random", "learned"))  # as long as they start
 SMALL, LARGE = dict(vocab=min), dict(vocab=max)
@@ -421,7 +421,7 @@ for figure, at in (("fig13", ""), ("fig14", " at varying length")):
     ]
 SHORT = "sin is better than learned vectors that start at its length"
 CLAIMS.append(Claim("fig13", SHORT, accuracy, SIN, dict(pe="learned", amplitude=1.0)))
-CLAIMS += beyond.claims([*beyond.SHARED, "mamba-vocab"])
+CLAIMS += beyond.claims(beyond.IN_REVERSAL)
 Reverse.scales, Reverse.grids = SCALES, GRIDS
 Reverse.figures, Reverse.claims = FIGURES, CLAIMS
 

@@ -83,8 +83,11 @@ class Outcomes:
     def where(self, **flags):
         """Those with these flags; a value of min or max stands for the smallest or largest of the grid."""
         for k, v in flags.items():
-            flags[k] = v({f[k] for f, _ in self.trials}) if callable(v) and self.trials else v
+            flags[k] = v(self.values_of(k)) if callable(v) and self.trials else v
         return Outcomes([t for t in self.trials if all(t[0].get(k) == v for k, v in flags.items())])
+
+    def values_of(self, flag):
+        return {flags[flag] for flags, _ in self.trials}
 
     def finished(self):
         return [outcome for _, outcome in self.trials if outcome]
@@ -339,6 +342,9 @@ def compare(claim, about):
     """-> (the Difference of the claim's two sides, why there is none)"""
     better, worse = about.where(**claim.better), about.where(**claim.worse)
     same = better.trials == worse.trials
+    for flag in claim.better.keys() & claim.worse.keys():  # the smallest and the largest of a filtered grid
+        if {claim.better[flag], claim.worse[flag]} == {min, max} and len(about.values_of(flag)) == 1:
+            return None, "the grid has nothing to compare"
     sides = [[better.values(claim.metric)], [worse.values(claim.than or claim.metric)]]
     samples = [better, worse]
     if claim.over is not None:

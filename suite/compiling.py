@@ -1,4 +1,4 @@
-"""What a device can do: whether torch.compile works, whether oneDNN's products are exact."""
+"""Compiling pointwise functions, and what else PyTorch can do on a device."""
 
 import functools
 
@@ -6,15 +6,13 @@ import torch
 
 
 @functools.cache
-def pointwise(function, compiled):
-    """Compiled, if wanted, for all sizes; equal sizes, a size of one and another dtype are compiled apart.
-
-    On CUDA for the sizes that come and, if others follow, for all: only of known ones a step is one kernel.
-    """
+def pointwise(function, compiled, dynamic=None):
+    """The function, compiled if wanted: for the sizes that come and, when others follow, for all sizes; with
+    `dynamic` False for each apart. Only of known sizes a step is one kernel."""
     if not compiled:
         return function
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(function)
+    return torch.compile(function, dynamic=dynamic)
 
 
 @functools.cache

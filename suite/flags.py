@@ -200,6 +200,7 @@ def model_flags(flag):
     flag("--bands", "0:1", part, type=bands)
     flag("--no-conv", False, "mamba without its short convolution", action="store_true")
     flag("--rotate", False, "mamba with complex states, which turn; half as many", action="store_true")
+    flag("--slow", False, "mamba with states that decay as slowly as those of --rotate", action="store_true")
 
 
 def training_flags(flag):

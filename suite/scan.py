@@ -1,12 +1,13 @@
 """Mamba sooner: the same numbers as common.Mamba's, held equal to it by tests.
 
 The states h_t = a_t h_t-1 + b_t v_t, where a_t = exp(Delta_t A) and v_t = Delta_t u_t, are swept by hand, and
-so are their gradients: a step is one function of what fits the cache. After the tokens all rows read the same
-and have the same a, b and v: from there on a row's answers are products with the last state of its own.
+so are their gradients: a step is one function of what fits the cache. After the tokens every row reads the
+same command, and once the convolution sees no token any more, a, b and v are alike in all rows: what these
+steps write is computed once, and a row adds what its own last state still gives.
 
 A state comes in P parts: one, or if it is complex the real and the imaginary one. With y = 2 Re(c h) =
 2 Re c Re h - 2 Im c Im h both kinds are written to and read out alike, by a sum over the parts, and differ by
-their decay alone. That is in powers of 2, which are sooner than those of e.
+their decay alone. It is a power of 2, which is sooner than one of e.
 """
 
 from suite.compiling import pointwise
@@ -26,12 +27,12 @@ LN2 = math.log(2)
 # ------------------------------------------------------------------------------------------------------------
 
 
-def decay_of(delta, decay, turn, a):
+def decay_of(delta, log2_decay, turn, a):
     """Writes a (B, N, D), for a step size (B, 1, D)."""
     if turn is None:
-        torch.mul(delta, decay, out=a[0]).exp2_()
+        torch.mul(delta, log2_decay, out=a[0]).exp2_()
     else:
-        size, angle = (delta * decay).exp2_(), delta * turn
+        size, angle = (delta * log2_decay).exp2_(), delta * turn
         torch.mul(size, angle.cos(), out=a[0])
         torch.mul(size, angle.sin_(), out=a[1])
 
@@ -50,73 +51,76 @@ def over_parts(x, y):
     return product if len(x) == 1 else product.addcmul_(x[1], y[1])
 
 
-def scan_step(delta, v, b, decay, turn, before, a, now):
+def scan_step(delta, v, b, log2_decay, turn, before, a, now):
     """Writes a and the state `now` (B, N, D) from the one before; delta, v (B, 1, D), b (B, N, 1)."""
-    decay_of(delta, decay, turn, a)
+    decay_of(delta, log2_decay, turn, a)
     times(a, before, now)
     for part, written in zip(now, b):
         part.addcmul_(written, v)
 
 
-def scan_step_back(delta, v, b, rates, c, d_y, before, a, d_h, d_before, d_rates, d_delta, d_v, d_b):
-    """From the gradient d_h of a state: writes that of the one before, to which its answer adds c d_y (None
-    where it has none), and adds to the rates'; d_delta and d_v are (B, D), d_b is (P, B, N)."""
+def scan_step_back(delta, v, b, A, c, d_y, before, a, d_h, d_before, d_A, d_delta, d_v, d_b):
+    """From the gradient d_h of a state: writes that of the one before, to which its answer adds c d_y (None:
+    it has none), and adds to d_A (B, N, D) of every part; d_delta and d_v are (B, D), d_b is (P, B, N)."""
     torch.sum(over_parts(d_h, b), 1, out=d_v)
-    d_b.copy_((d_h * v).sum(3))
+    d_b.copy_((torch.stack(d_h) * v).sum(3))
     times(a, d_h, d_before, -1)
-    product = [torch.empty_like(part) for part in d_before]
+    product = [torch.empty_like(part) for part in d_h]
     times(before, d_before, product, -1)
-    torch.sum(over_parts(product, rates), 1, out=d_delta)
-    for part, into in zip(product, d_rates):
+    torch.sum(over_parts(product, A), 1, out=d_delta)
+    for part, into in zip(product, d_A):
         into.addcmul_(part, delta)
     if c is not None:
-        for part, read in zip(d_before, c):
-            part.addcmul_(read, d_y)
+        for read, into in zip(c, d_before):
+            into.addcmul_(read, d_y)
 
 
 class Scan(torch.autograd.Function):
-    """delta, v (T, B, D), b (P, T, B, N), c (P, M, B, N), decay, turn (N, D), compiled -> y (M, B, D), of the
-    last M steps, and the last state (P, B, N, D)."""
+    """delta, v (T, B, D), b (P, T, B, N), c (P, M, B, N), log2_decay, turn (N, D), compiled, gradients
+    -> y (M, B, D), of the last M steps, and the last state (P, B, N, D)."""
 
     @staticmethod
-    def forward(ctx, delta, v, b, c, decay, turn, compiled):
-        step = pointwise(scan_step, compiled)
-        a, h = (v.new_empty(*b.shape, v.shape[2]) for _ in range(2))
+    def forward(ctx, delta, v, b, c, log2_decay, turn, compiled, gradients):
+        step = pointwise(scan_step, compiled, dynamic=False)
+        exponents = log2_decay.detach(), None if turn is None else turn.detach()  # one kind for the compiler
+        h = v.new_empty(*b.shape, v.shape[2])
+        a = torch.empty_like(h) if gradients else torch.empty_like(h[:, :1]).expand_as(h)
         before = tuple(v.new_zeros(len(b), *h.shape[2:]))
-        for *taken, b_now, a_now, now in zip(delta[:, :, None], v[:, :, None], *by_step(b[..., None], a, h)):
-            step(*taken, b_now, decay, turn, before, a_now, now)
+        taken = zip(delta.detach()[:, :, None], v.detach()[:, :, None], by_step(b.detach()[..., None]))
+        for each, a_now, now in zip(taken, by_step(a), by_step(h)):
+            step(*each, *exponents, before, a_now, now)
             before = now
-        ctx.save_for_backward(delta, v, b, c, decay, turn, a, h)
+        ctx.save_for_backward(delta, v, b, c, log2_decay, turn, a, h)
         ctx.compiled = compiled
-        y = sum(c_part[:, :, None] @ part[len(part) - len(c_part) :] for c_part, part in zip(c, h))
+        y = sum(read[:, :, None] @ part[len(part) - len(read) :] for read, part in zip(c, h))
         return y.squeeze(2).to(v.dtype), torch.stack(before)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_y, d_last):
-        delta, v, b, c, decay, turn, a, h = ctx.saved_tensors
-        step, silent = pointwise(scan_step_back, ctx.compiled), h.shape[1] - c.shape[1]
-        rates = (decay * LN2,) if turn is None else (decay * LN2, turn)
-        d_h = d_last.clone(memory_format=torch.contiguous_format)
-        d_before, d_rates, start = torch.empty_like(d_h), torch.zeros_like(d_h), torch.zeros_like(d_h)
-        d_delta, d_v, d_b = torch.empty_like(delta), torch.empty_like(v), torch.empty_like(b.transpose(0, 1))
-        read = [(None, None)] * silent + list(zip(*by_step(c[..., None]), d_y[:, :, None]))
+        delta, v, b, c, log2_decay, turn, a, h = ctx.saved_tensors
+        step, silent = pointwise(scan_step_back, ctx.compiled, dynamic=False), h.shape[1] - c.shape[1]
+        A = (log2_decay * LN2,) if turn is None else (log2_decay * LN2, turn)
+        zero = torch.zeros(d_last.shape, dtype=v.dtype, device=v.device)
+        d_h = zero + d_last  # in order, which d_last need not be
         if c.shape[1]:
             d_h += c[:, -1, :, :, None] * d_y[-1, :, None]
-        taken = zip(delta[:, :, None], v[:, :, None], *by_step(b[..., None]))
-        decays, states = by_step(a, h)
-        steps = list(zip(taken, [(None, None), *read], [tuple(start), *states], decays, d_delta, d_v, d_b))
-        for each, out, before, a_now, *into in reversed(steps):
-            step(*each, rates, *out, before, a_now, d_h, tuple(d_before), tuple(d_rates), *into)
+        d_h, d_before, d_A, start = (tuple(x) for x in (d_h, zero.clone(), zero.clone(), zero))
+        d_delta, d_v, d_b = torch.empty_like(delta), torch.empty_like(v), torch.empty_like(b.transpose(0, 1))
+        taken = zip(delta[:, :, None], v[:, :, None], by_step(b[..., None]))
+        read = [(None, None)] * (silent + 1) + list(zip(by_step(c[..., None]), d_y[:, :, None]))
+        steps = list(zip(taken, read, [start, *by_step(h)], by_step(a), d_delta, d_v, d_b))
+        for each, of_before, before, a_now, *into in reversed(steps):
+            step(*each, A, *of_before, before, a_now, d_h, d_before, d_A, *into)
             d_h, d_before = d_before, d_h
         d_c = torch.stack([(d_y[:, :, None] @ part[silent:].mT).squeeze(2) for part in h])
-        d_decay, *d_turn = (part.sum(0) for part in d_rates)
-        return d_delta, d_v, d_b.transpose(0, 1), d_c, d_decay * LN2, *(d_turn or [None]), None
+        d_decay, d_turn = d_A[0].sum(0) * LN2, None if turn is None else d_A[1].sum(0)
+        return d_delta, d_v, d_b.transpose(0, 1), d_c, d_decay, d_turn, None, None
 
 
-def by_step(*tensors):
-    """Of each (P, T, ...) a list over the steps of tuples of parts."""
-    return [list(zip(*x)) for x in tensors]
+def by_step(x):
+    """(P, T, ...) -> for every step the tuple of its parts."""
+    return list(zip(*x))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -152,56 +156,59 @@ class Convolution(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def rates(layer):
-    """The decay (N, D), a power of two, and the turn (N, D) or None."""
+def exponents(layer):
+    """log2_decay (N, D), of a step size of one, and turn (N, D) or None."""
     turn = None if layer.turn is None else layer.turn.T.contiguous()
     return (-layer.log_A.exp().T / LN2).contiguous(), turn
 
 
 def scanned(layer, u, answered, compiled):
-    """u (W - 1 + T, B, D) -> what the last `answered` steps, M, answer before the gate (M, B, D) if the state
-    begins at zero; the last state (P, B, N, D); and, of those steps, delta (M, B, D) and c (P, M, B, N)."""
+    """u (W - 1 + T, B, D) -> y, last, delta, c. y (M, B, D): what the last `answered` steps, M, answer before
+    the gate, from a state of zero. last (P, B, N, D): the last state. delta (M, B, D), c (P, M, B, N): of the
+    answered steps."""
     if layer.conv is not None:
         u = Convolution.apply(u, layer.conv.weight[:, 0].T.contiguous(), layer.conv.bias)
     u = F.silu(u)
-    delta, b, c = layer.choose(u).to(u.dtype).split(layer.parts, -1)
+    delta, b, c = layer.choose(u).to(u.dtype).split(layer.widths, -1)
     delta, silent = F.softplus(layer.delta(delta)), len(u) - answered
     if layer.turn is None:
         b, c = b[None], c[None]
     else:
         b, (real, imaginary) = torch.stack(b.chunk(2, -1)), c.chunk(2, -1)
         c = torch.stack([2 * real, -2 * imaginary])
-    y, last = Scan.apply(delta, delta * u, b, c[:, silent:], *rates(layer), compiled)
+    gradients = torch.is_grad_enabled()  # inside the function it never is
+    y, last = Scan.apply(delta, delta * u, b, c[:, silent:], *exponents(layer), compiled, gradients)
     return y + layer.D * u[silent:], last, delta[silent:], c[:, silent:]
 
 
 def remembered(layer, last, delta, c):
-    """What states of rows add to M later answers; delta (M, 1, D) and c (P, M, 1, N) are alike for all."""
-    (decay, turn), since, read = rates(layer), delta.cumsum(0), c.squeeze(2)[..., None]  # (P, M, N, 1)
+    """What each row's last state adds to the M answers after it, where delta (M, 1, D) and c (P, M, 1, N) are
+    the same for all rows."""
+    (log2_decay, turn), since, read = exponents(layer), delta.cumsum(0), c.squeeze(2)[..., None]
     if turn is not None:
-        angle, (x, y) = since * turn, read
+        angle, (x, y) = since * turn, read  # (M, N, D), (M, N, 1)
         read = torch.stack([angle.cos() * x + angle.sin() * y, angle.cos() * y - angle.sin() * x])
-    read = read * (since * decay * LN2).exp()  # (P, M, N, D); exp2 would be compiled at run time on CUDA
+    read = read * (since * log2_decay * LN2).exp()  # (P, M, N, D); on CUDA exp2 is slow to begin
     return torch.einsum("pmnd,pbnd->mbd", read, last)
 
 
 def mamba(layer, table, clock, tokens, steps, compiled):
-    """As layer(x, steps) of an x whose products with the input weights are table[token] + clock."""
+    """layer(x, steps), where layer.project(x_t) = table[token_t] + clock_t."""
     time, before = len(clock), 0 if layer.conv is None else layer.conv.kernel_size[0] - 1
     start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
-    own = min(stop, len(tokens) + before)  # so many steps differ between rows,
-    first, tokens = min(start, own), tokens[:own]  # and are answered from here on
+    own = min(stop, len(tokens) + before)  # up to here rows differ: the convolution still sees tokens
+    first, tokens = min(start, own), tokens[:own]
     table, clock = table.to(layer.D.dtype), clock.to(layer.D.dtype)
     (for_u, for_gate), (clock_u, clock_gate) = table.chunk(2, -1), clock.chunk(2, -1)
 
-    def read(table, clock, begin):
+    def inputs(table, clock, begin):
         rows = F.embedding(tokens[begin:], table) + clock[begin : len(tokens), None]
         later = clock[max(begin, len(tokens)) : own, None]
         return torch.cat([rows, later.expand(-1, tokens.shape[1], -1)])
 
-    u = F.pad(read(for_u, clock_u, 0), (0, 0, 0, 0, before, 0))
+    u = F.pad(inputs(for_u, clock_u, 0), (0, 0, 0, 0, before, 0))
     y, last, *_ = scanned(layer, u, own - first, compiled)
-    y = y * F.silu(read(for_gate, clock_gate, first))
+    y = y * F.silu(inputs(for_gate, clock_gate, first))
     if own < stop:
         alike, *_, delta, c = scanned(layer, clock_u[own - before : stop, None], stop - own, compiled)
         later = (alike + remembered(layer, last, delta, c)) * F.silu(clock_gate[own:stop, None])

@@ -75,11 +75,13 @@ class Task:
     def check(self):
         """Raise Refused, in one line, where flags do not fit together; nothing is built yet."""
         a = self.args
-        for flag, what in (("no_conv", "convolution"), ("rotate", "selective states")):
+        for flag, what in (("no_conv", "convolution"), ("rotate", "such states"), ("slow", "such states")):
             if getattr(a, flag, False) and a.model != "mamba":
                 raise Refused(
                     f"--{flag.replace('_', '-')} is for mamba alone: --model {a.model} has no {what}"
                 )
+        if getattr(a, "rotate", False) and getattr(a, "slow", False):
+            raise Refused("--rotate has slow states already: leave out --slow")
         try_encoding(
             common.ENCODINGS[a.pe], min(self.positions(), 2**20), a.embed, self.for_encoding()["bands"]
         )
@@ -105,7 +107,8 @@ class Task:
         sizes = a.vocab, a.embed, a.hidden, self.positions()
         for_layer = None
         if a.model == "mamba":
-            for_layer = dict(conv=not getattr(a, "no_conv", False), rotate=getattr(a, "rotate", False))
+            given = lambda flag: getattr(a, flag, False)
+            for_layer = dict(conv=not given("no_conv"), rotate=given("rotate"), slow=given("slow"))
         return common.Model(a.model, a.pe, *sizes, for_layer, **self.for_encoding())
 
     def rate(self, i):
@@ -122,6 +125,8 @@ class Task:
             model = self.model()
         parameters = sum(p.numel() for p in model.parameters())  # and gradients, and Adam's two moments
         states, logits = a.batch * time * 4 * a.hidden, min(a.batch * a.vocab, 2**25)  # in chunks
+        if a.model == "mamba":
+            states *= 8  # 2 H channels of 16
         held_out = 2 * (getattr(a, "held_out", 0) + a.batch) * time  # of eight
         return 4 * (4 * parameters + states + logits + held_out + time * a.embed)
 
