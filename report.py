@@ -107,9 +107,9 @@ test where two numbers of the same trials are compared. A claim over two control
 numbers are those of the weaker comparison. In tables and pictures the interval is the paper's, of a mean, by
 percentile bootstrap.
 
-Claims in bold are **primary**: the paper's own sentences. Their p-values are corrected by Holm's method among
-those of a scale, and the corrected p decides; the interval beside it is not corrected. Those of what is
-beyond the paper are a family of their own.
+Claims in bold are **primary**: the paper's own sentences and, a family of their own, a few on what is beyond
+it. Their p-values are corrected by Holm's method among those of a scale, and the corrected p decides; the
+interval beside it is not corrected.
 """
 
 

@@ -15,7 +15,7 @@ Where what is tested, from the lowest room of the house to its roof, a section f
 """
 
 import suite.flags
-from suite import claims, cli, fast, files, machine, progress, tables, trial
+from suite import claims, cli, fast, files, machine, progress, sweeps, tables, trial
 from suite.claims import NO, NONE, SIN, TOO_FEW, UNDECIDED, YES, Claim, Difference, Outcome, Outcomes
 
 import ast
@@ -610,9 +610,10 @@ def test_engines_agree():
         compare_engines(words, script, torch.float32, 1e-5)
     for kind in MODELS:
         compare_engines(f"--length 1 --vocab 40 --batch 1 --model {kind}", Reverse)
-        cuda, chunks = dict(by_operators=lambda *_: False), (dict(CHUNK=chunk) for chunk in (7, 50))
-        for part in (cuda, *chunks):  # what CUDA computes; cross-entropy in chunks of rows
-            with mock.patch.multiple(fast, **part):
+        patches = [mock.patch.object(sweeps, "by_operators", lambda *_: False)]  # what CUDA computes
+        patches += [mock.patch.object(fast, "CHUNK", chunk) for chunk in (7, 50)]  # of rows
+        for patch in patches:
+            with patch:
                 compare_engines(f"--length 5 --min-length 3 --model {kind}", Reverse)
 
 
@@ -1649,7 +1650,7 @@ def test_packed_paragraphs_equal_padded_ones():
     rows = [torch.tensor(x[:33]) for x in PIECES]
     rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     targets, real = rows[:, 1:].clamp(min=0), rows[:, 1:] >= 0
-    known, cuda = targets[real] != 0, dict(by_operators=lambda *_: False)  # what CUDA computes
+    known, as_on_cuda = targets[real] != 0, mock.patch.object(sweeps, "by_operators", lambda *_: False)
     with workplace():
         lm_tokens([[3, 0]])
         none = lm_task().training_episode(1)
@@ -1667,9 +1668,9 @@ def test_packed_paragraphs_equal_padded_ones():
         everything = [x.item() for x in (losses[known].mean().exp(), losses.mean().exp(), right)]
         of_even = lm_wikitext.even(batch, 32, 40)
         assert of_even.sizes.tolist() == [len(PIECES) - 1] * 32, "of few sizes, each of which has a graph"
-        for name, there in (("torch", {}), ("fast", {}), ("fast", cuda)):
+        for name, patch in (("torch", None), ("fast", None), ("fast", as_on_cuda)):
             engine = ENGINES[name]
-            with mock.patch.multiple(fast, **there) if there else contextlib.nullcontext():
+            with patch or contextlib.nullcontext():
                 for pairs in (of_even, batch):
                     loss, accuracy = task.loss_and_accuracy(model, pairs, engine)
                     for got, want in zip((loss, *torch.autograd.grad(loss, model.parameters())), wanted):
@@ -1808,8 +1809,8 @@ def test_an_element_of_a_job_array_runs_its_trial_or_nothing():
 
 FLOORS = """report | stability bench | reverse sort delayed_add predecessor lm_wikitext lm_shakespeare
     | beyond suite.cli | suite.trial suite.flags suite.tables | suite.task suite.machine suite.fetch
-    suite.drawing | suite.files suite.fast suite.claims | suite.scan | common suite.compiling suite.progress
-    suite.graphs | suite"""
+    suite.drawing | suite.files suite.fast suite.claims | suite.scan suite.sweeps | common suite.compiling
+    suite.progress suite.graphs | suite"""
 
 
 def test_imports_run_down_only_and_stand_at_the_top():

@@ -8,8 +8,9 @@ claims.py     figures and claims as data; statistics, verdicts
 tables.py     what is read of a trial, and printed of a figure
 drawing.py    pictures
 fast.py       common.py's numbers, sooner
-scan.py       ... Mamba's
-compiling.py  whether torch.compile and oneDNN can be used
+sweeps.py     ... of GRU and LSTM, through time and back
+scan.py       ... of Mamba
+compiling.py  torch.compile: for what, and whether it works
 graphs.py     CUDA graphs: a step in one launch
 machine.py    device, engine, memory, and what is recorded of them
 files.py      files that are written whole or not at all, locks

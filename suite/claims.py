@@ -2,8 +2,8 @@
 
 A `Figure` says what one trial contributes, a `Claim` what the paper says about them. A claim's verdict is
 that of a t test: `yes` where the 95% interval of the difference lies above zero, `no` where it lies below
-(the opposite is shown), else `undecided`. Primary claims, the paper's own sentences, are corrected for being
-several (Holm); all others are exploratory.
+(the opposite is shown), else `undecided`. Primary claims, the paper's own sentences and a few on what is
+beyond it, are corrected for being several (Holm); all others are exploratory.
 """
 
 from collections import Counter

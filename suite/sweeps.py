@@ -1,0 +1,350 @@
+"""GRU and LSTM sooner: swept by hand, through time and back, equal to torch.nn's but for rounding.
+
+A step is one product with the state and one pointwise function, which torch.compile makes one loop of; on a
+CPU it is a few operators, not compiled. The gradients of the weights are one product each, after the sweep
+back.
+
+Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
+says how many each step has, never more than the one before; N is their sum. `tokens` may end early, after
+any step: later steps read the clock alone. Gates are in torch's order, the state starts at zero. Products are
+in the precision of the table (bfloat16, say), the carried state is in the weights'.
+"""
+
+from suite.compiling import pointwise
+
+import itertools
+
+import torch
+
+# ------------------------------------------------------------------------------------------------------------
+# One step, pointwise: what torch.compile makes one loop of
+# ------------------------------------------------------------------------------------------------------------
+
+
+def tanh(x):
+    """On a CPU several times as fast as torch's."""
+    return 2 * (2 * x).sigmoid() - 1
+
+
+def read(clock, table, tokens):
+    return clock if tokens is None else clock + table[tokens]
+
+
+def columns(gates):
+    """A step's gates (n, 4H), to write to: on CUDA apart, so that a compiled step is one kernel of (n, H)."""
+    return gates.chunk(4, dim=1) if gates.is_cuda else gates
+
+
+def write(gates, *parts):
+    if isinstance(gates, torch.Tensor):
+        gates.copy_(torch.cat(parts, dim=1))
+    else:
+        for column, part in zip(gates, parts, strict=True):
+            column.copy_(part)
+
+
+def lstm_step(product, clock, table, tokens, cell, gates, c, h):
+    """From the last h's product with the weights; writes the gates, c and h and carries `cell` on."""
+    i, f, g, o = (product + read(clock, table, tokens)).to(cell.dtype).chunk(4, dim=1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), tanh(g), o.sigmoid()
+    new = f * cell + i * g
+    write(gates, i, f, g, o)
+    cell.copy_(new)
+    c.copy_(new)
+    h.copy_(o * tanh(new))
+
+
+def lstm_step_back(gates, c, c_before, d_out, d_h, d_cell, d_gates):
+    """From the gradients of the step's output and of the next step's state; carries `d_cell` back."""
+    i, f, g, o = gates.to(d_cell.dtype).chunk(4, dim=1)
+    d_h, t = d_out + d_h, tanh(c)
+    d_c = d_cell + d_h * o * (1 - t * t)
+    d_i, d_f, d_g = d_c * g * i * (1 - i), d_c * c_before * f * (1 - f), d_c * i * (1 - g * g)
+    write(d_gates, d_i, d_f, d_g, d_h * t * o * (1 - o))
+    d_cell.copy_(d_c * f)
+
+
+def gru_step(product, bias, clock, table, tokens, state, gates, h):
+    """As lstm_step; q is what the reset gate multiplies."""
+    x_r, x_z, x_n = read(clock, table, tokens).to(state.dtype).chunk(3, dim=-1)
+    p_r, p_z, p_n = product.to(state.dtype).chunk(3, dim=1)
+    r, z, q = (x_r + p_r).sigmoid(), (x_z + p_z).sigmoid(), p_n + bias
+    n = tanh(x_n + r * q)
+    new = n + z * (state - n)
+    write(gates, q, r, z, n)
+    state.copy_(new)
+    h.copy_(new)
+
+
+def gru_step_back(gates, h_before, d_out, d_h, d_state, d_gates):
+    """As lstm_step_back; d_gates are q's, and those of the sums inside r, z and n."""
+    q, r, z, n = gates.to(d_state.dtype).chunk(4, dim=1)
+    d = d_out + d_h + d_state
+    d_n = d * (1 - z) * (1 - n * n)
+    d_r, d_z = d_n * q * r * (1 - r), d * (h_before - n) * z * (1 - z)
+    write(d_gates, d_n * r, d_r, d_z, d_n)
+    d_state.copy_(d * z)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The sweeps
+# ------------------------------------------------------------------------------------------------------------
+
+
+def walk(sizes):
+    """For every step (t, number of rows, their slice, the slice of the same rows one step earlier)."""
+    steps, start, last = [], 0, None
+    for t, n in enumerate(sizes):
+        steps.append((t, n, slice(start, start + n), None if last is None else slice(last, last + n)))
+        start, last = start + n, start
+    return steps
+
+
+def one_step_earlier(x, sizes):
+    """x at the step before, for every row from step 1 on."""
+    if sizes[0] == sizes[-1]:
+        return x[: len(x) - sizes[0]]
+    return torch.cat([x[earlier] for *_, earlier in walk(sizes)[1:]])
+
+
+def input_gradients(d_x, tokens, sizes, table_rows, dtype):
+    """Gradients of the table and the clock from those of their sums, (N, G); `dtype` is precise enough."""
+    d_read = d_x[: len(tokens)].to(dtype)
+    if d_x.is_cuda:  # sorts the tokens, where atomic additions to the same rows would wait for one another
+        d_table = torch.ops.aten.embedding_dense_backward(d_read, tokens, table_rows, -1, False)
+    else:
+        d_table = d_read.new_zeros(table_rows, d_x.shape[1]).index_add_(0, tokens, d_read)
+    if sizes[0] == sizes[-1]:
+        return d_table, d_x.unflatten(0, (len(sizes), -1)).sum(1)
+    return d_table, torch.stack([d.sum(0) for d in d_x.split(sizes)])
+
+
+class LSTM(torch.autograd.Function):
+    """table (R, 4H), clock (T, 4H), tokens (n,), sizes (T,), compiled, weight (4H, H) -> h (N, H)."""
+
+    @staticmethod
+    def forward(ctx, table, clock, tokens, sizes, compiled, weight):
+        table, clock, weight = table.detach(), clock.detach(), weight.detach()  # one kind for the compiler
+        step = pointwise(lstm_step, compiled)
+        H, low = weight.shape[1], weight.to(table.dtype)
+        gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
+        c, cell = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
+        product = table.new_zeros(sizes[0], 4 * H)
+        for t, n, at, earlier in walk(sizes):
+            if t:
+                torch.mm(h[earlier], low.T, out=product[:n])
+            read = tokens[at] if at.start < len(tokens) else None
+            step(product[:n], clock[t], table, read, cell[:n], columns(gates[at]), c[at], h[at])
+        ctx.save_for_backward(gates, c, h, tokens, low)
+        ctx.plain = sizes, compiled, len(table)
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (gates, c, h, tokens, low), (sizes, compiled, table_rows) = ctx.saved_tensors, ctx.plain
+        step, d_gates = pointwise(lstm_step_back, compiled), torch.empty_like(gates)
+        start, d_cell = (torch.zeros_like(c[: sizes[0]]) for _ in range(2))
+        d_h = torch.zeros_like(h[: sizes[0]])
+        for t, n, at, earlier in reversed(walk(sizes)):
+            c_before = c[earlier] if t else start
+            step(gates[at], c[at], c_before, d_out[at], d_h[:n], d_cell[:n], columns(d_gates[at]))
+            if t:
+                torch.mm(d_gates[at], low, out=d_h[:n])
+        d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)).to(c.dtype)
+        return *input_gradients(d_gates, tokens, sizes, table_rows, c.dtype), None, None, None, d_weight
+
+
+class GRU(torch.autograd.Function):
+    """As LSTM, with three gates; `bias` (H,) is the candidate state's, inside its reset gate."""
+
+    @staticmethod
+    def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
+        table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
+        step = pointwise(gru_step, compiled)
+        H, low = weight.shape[1], weight.to(table.dtype)
+        gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
+        state, product = weight.new_zeros(sizes[0], H), table.new_zeros(sizes[0], 3 * H)
+        for t, n, at, earlier in walk(sizes):
+            if t:
+                torch.mm(h[earlier], low.T, out=product[:n])
+            read = tokens[at] if at.start < len(tokens) else None
+            step(product[:n], bias, clock[t], table, read, state[:n], columns(gates[at]), h[at])
+        ctx.save_for_backward(gates, h, tokens, low)
+        ctx.plain = sizes, compiled, len(table), bias.dtype
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (gates, h, tokens, low), (sizes, compiled, table_rows, dtype) = ctx.saved_tensors, ctx.plain
+        h = h.detach()  # as `start`: one kind for the compiler
+        step, H, d_gates = pointwise(gru_step_back, compiled), h.shape[1], torch.empty_like(gates)
+        start, d_h = (torch.zeros_like(h[: sizes[0]]) for _ in range(2))
+        d_state, low = torch.zeros_like(start, dtype=dtype), low.roll(H, 0)  # candidate first, as in d_gates
+        for t, n, at, earlier in reversed(walk(sizes)):
+            h_before = h[earlier] if t else start
+            step(gates[at], h_before, d_out[at], d_h[:n], d_state[:n], columns(d_gates[at]))
+            if t:
+                torch.mm(d_gates[at, : 3 * H], low, out=d_h[:n])
+        d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
+        d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, dtype)
+        return *d_inputs, None, None, None, d_weight.roll(-H, 0).to(dtype), d_gates[:, :H].sum(0).to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The sweeps on a CPU: few operators, in place
+# ------------------------------------------------------------------------------------------------------------
+
+# Against compiled steps an iteration takes 0.8 to 1.0 times as long (hidden 128 and 512, one thread), and no
+# trial waits for a compiler; the cross-entropy alone loses by it, a tenth of an iteration at K = 16384. What
+# sigmoids a step has are one operator where they can be; tanh(x) = 1 - 2 sigmoid(-2x) is part of the sums.
+
+sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+
+
+def steps_of(sizes, *tensors):
+    """For every step its rows of each."""
+    return list(zip(*(x.split(sizes) for x in tensors), strict=True))
+
+
+def tokens_of(tokens, sizes):
+    """For every step its tokens; None where they have ended."""
+    ends = itertools.accumulate(sizes)
+    return [tokens[end - n : end] if end <= len(tokens) else None for n, end in zip(sizes, ends)]
+
+
+def read_into(rows, clock, table, tokens):
+    if tokens is None:
+        rows.copy_(clock)
+    else:
+        torch.index_select(table, 0, tokens, out=rows).add_(clock)
+
+
+class LSTMByOperators(torch.autograd.Function):
+    """As LSTM. The third gate, g = tanh(x), is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
+
+    @staticmethod
+    def forward(ctx, table, clock, tokens, sizes, weight):
+        H, scale = weight.shape[1], third_gate(weight, -2)
+        table, clock, low = table * scale, clock * scale, (weight * scale[:, None]).T.contiguous()
+        gates, c, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H, H))
+        product, before = table.new_empty(sizes[0], 4 * H), (table.new_zeros(sizes[0], H),) * 2
+        each = zip(steps_of(sizes, gates, *gates.chunk(4, dim=1), c, h), clock, tokens_of(tokens, sizes))
+        for t, ((rows, i, f, s, o, *now), at, read) in enumerate(each):
+            n, ((c_before, h_before), (c_now, h_now)) = len(i), (before, now)
+            read_into(rows, at, table, read)
+            if t:
+                rows.add_(torch.mm(h_before[:n], low, out=product[:n]))
+            rows.sigmoid_()
+            torch.mul(f, c_before[:n], out=c_now).add_(i).addcmul_(i, s, value=-2)
+            torch.addcmul(o, o, (-2 * c_now).sigmoid_(), value=-2, out=h_now)
+            before = now
+        ctx.save_for_backward(gates, c, h, tokens, weight)
+        ctx.plain = sizes, len(table)
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (gates, c, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
+        scale, d_gates = third_gate(weight, 4), torch.empty_like(gates)
+        start, d_h, d_c = (torch.zeros_like(c[: sizes[0]]) for _ in range(3))
+        low, columns = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
+        each = steps_of(sizes, gates, d_gates, *columns, c, d_out)
+        before = [start, *(c for *_, c, _ in each[:-1])]
+        for (rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c, d), c_before in reversed(
+            list(zip(each, before))
+        ):
+            n, u = len(i), (-2 * c).sigmoid_()
+            d, d_cell = d_h[:n].add_(d), d_c[:n]
+            d_cell.add_(sigmoid_back(d * o, u), alpha=4)
+            torch.addcmul(d_cell, d_cell, s, value=-2, out=d_i)
+            torch.mul(d_cell, c_before[:n], out=d_f)
+            torch.mul(d_cell, i, out=d_s)
+            torch.addcmul(d, d, u, value=-2, out=d_o)
+            sigmoid_back.grad_input(d_rows, rows, grad_input=d_rows)
+            d_cell.mul_(f)
+            if c_before is not start:
+                torch.mm(d_rows, low, out=d)
+        d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)) * scale[:, None]
+        d_table, d_clock = input_gradients(d_gates, tokens, sizes, table_rows, gates.dtype)
+        return d_table * scale, d_clock * scale, None, None, d_weight
+
+
+def third_gate(weight, factor):
+    """(4H,): 1, and `factor` for the third gate's columns."""
+    return weight.new_tensor([1, 1, factor, 1]).repeat_interleave(weight.shape[1])
+
+
+class GRUByOperators(torch.autograd.Function):
+    """As GRU."""
+
+    @staticmethod
+    def forward(ctx, table, clock, tokens, sizes, weight, bias):
+        H, low = weight.shape[1], weight.T.contiguous()
+        gates, q, h = (table.new_empty(sum(sizes), size) for size in (3 * H, H, H))
+        product, h_before = table.new_zeros(sizes[0], 3 * H), table.new_zeros(sizes[0], H)
+        columns = gates[:, : 2 * H], *gates.chunk(3, dim=1)
+        each = zip(steps_of(sizes, gates, *columns, q, h), clock, tokens_of(tokens, sizes))
+        for t, ((rows, both, r, z, new, q_now, h_now), at, read) in enumerate(each):
+            n, p = len(r), product[: len(r)]
+            read_into(rows, at, table, read)
+            if t:
+                torch.mm(h_before[:n], low, out=p)
+            both.add_(p[:, : 2 * H]).sigmoid_()
+            torch.add(p[:, 2 * H :], bias, out=q_now)
+            new.addcmul_(r, q_now).mul_(-2).sigmoid_().mul_(-2).add_(1)
+            h_before = torch.lerp(new, h_before[:n], z, out=h_now)
+        ctx.save_for_backward(gates, q, h, tokens, weight)
+        ctx.plain = sizes, len(table)
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out):
+        (gates, q, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
+        H, low = weight.shape[1], weight.roll(weight.shape[1], 0)  # q's, then r's and z's
+        start, d_h, d_gates = *(torch.zeros_like(h[: sizes[0]]) for _ in range(2)), h.new_empty(len(h), 4 * H)
+        columns = gates[:, : 2 * H], *gates.chunk(3, dim=1), d_gates[:, H : 3 * H], *d_gates.chunk(4, dim=1)
+        each = steps_of(sizes, *columns, d_gates[:, : 3 * H], q, h, d_out)
+        before = [start, *(h for *_, h, _ in each[:-1])]
+        for step, h_before in reversed(list(zip(each, before))):
+            both, r, z, new, d_both, d_q, d_r, d_z, d_new, d_rows, q_now, _, d = step
+            n = len(r)
+            d = d_h[:n].add_(d)
+            kept = d * z
+            tanh_back.grad_input(d - kept, new, grad_input=d_new)
+            torch.mul(d_new, r, out=d_q)
+            torch.mul(d_new, q_now, out=d_r)
+            torch.mul(d, h_before[:n] - new, out=d_z)
+            sigmoid_back.grad_input(d_both, both, grad_input=d_both)
+            if h_before is not start:
+                torch.mm(d_rows, low, out=d).add_(kept)
+        d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
+        d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, gates.dtype)
+        return *d_inputs, None, None, d_weight.roll(-H, 0), d_gates[:, :H].sum(0)
+
+
+def by_operators(table, weight, compiled):
+    """Whether a layer is swept by the two above."""
+    return table.device.type == "cpu" and table.dtype == weight.dtype and not compiled
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Of a layer
+# ------------------------------------------------------------------------------------------------------------
+
+
+def gru_sweep(layer, table, clock, tokens, sizes, compiled):
+    weight, bias = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
+    if by_operators(table, weight, compiled):
+        return GRUByOperators.apply(table, clock, tokens, sizes, weight, bias)
+    return GRU.apply(table, clock, tokens, sizes, compiled, weight, bias)
+
+
+def lstm_sweep(layer, table, clock, tokens, sizes, compiled):
+    weight = layer.weight_hh_l0
+    if by_operators(table, weight, compiled):
+        return LSTMByOperators.apply(table, clock, tokens, sizes, weight)
+    return LSTM.apply(table, clock, tokens, sizes, compiled, weight)
