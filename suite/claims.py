@@ -390,7 +390,8 @@ def against_number(claim, about):
         values = trials.values(claim.metric)
         if len(values) < ENOUGH:
             return [], f"n = {len(values)} in a cell"
-        mean, words = float(np.mean(values)), " ".join(f"{k.replace('_', '-')} {v}" for k, v in cell)
+        given = [(k.replace("_", "-"), v) for k, v in cell if v is not None]
+        mean, words = float(np.mean(values)), " ".join(f"{k} {v}" for k, v in given)
         found.append(Difference(mean, claim.worse, (len(values), 0), *spread(values), words))
     return found, "" if found else "the grid has nothing to compare"
 
