@@ -11,6 +11,7 @@ python reverse.py --scale quick --all mamba-vocab       # Mamba at several vocab
 
 from suite.claims import (
     ACCURACY,
+    CONSTANT,
     DUP,
     NO_GAIN,
     NONE,
@@ -24,7 +25,7 @@ from suite.claims import (
     name_of,
     uniform_chance,
 )
-from suite.flags import BOTH, SEEDS, WITH_DUP, cross
+from suite.flags import BOTH, CONTROLS, SEEDS, WITH_DUP, cross
 
 SHARED = ["amplitude", "phases", "clocks", "models-of-today", "mamba"]
 IN_REVERSAL, IN_ADDITION = [*SHARED, "mamba-vocab"], ["bands", *SHARED]
@@ -39,7 +40,7 @@ def mamba(vocab, iterations, lr):
     cell = dict(model="mamba", vocab=vocab, lr=lr)
     kinds = dict(rotate=None, slow=None, no_conv=None)
     plain, longer = kinds | dict(iterations=iterations), kinds | dict(iterations=LONGER * iterations)
-    clocks = [*WITH_DUP, "random", "ramp", "counter", "shuffled"]
+    clocks = [*CONTROLS, "random", "ramp", "counter", "shuffled"]
     return [
         *cross(**cell, **plain, pe=clocks, seed=SEEDS),
         *cross(**cell, **longer, pe=["none", "dup"], seed=SEEDS),
@@ -158,6 +159,7 @@ MAMBA_ROWS = [  # what it says, better, worse
 ]
 NOT_BETTER = [
     ("as many inputs without a clock do not help (dup)", DUP | REAL, NONE | REAL),
+    ("as many inputs without a clock do not help (constant)", CONSTANT | REAL, NONE | REAL),
     ("four times the training does not help without a clock", NONE | LONG_TRAINED, NONE | REAL),
     ("leaving the convolution out does not help without a clock", NONE | NO_CONV, NONE | REAL),
     ("a clock does not do more than rotating states", SIN | REAL, NONE | ROTATING),

@@ -284,7 +284,7 @@ GRIDS = {
     }
     | beyond.grids(dict(model="gru", vocab=16, iterations=2000), beyond.SHARED, QUICK_MAMBA | dict(vocab=16))
     | {
-        "mamba-vocab": cross(model="mamba", **QUICK_MAMBA, pe=WITH_DUP, vocab=[16, 64, 256, 1024], seed=SEEDS)
+        "mamba-vocab": cross(model="mamba", **QUICK_MAMBA, pe=CONTROLS, vocab=[16, 64, 256, 1024], seed=SEEDS)
     },
     "smoke": {
         "fig2": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
