@@ -328,6 +328,11 @@ def select(h, steps):
     return h[steps] if isinstance(steps, slice) else h[steps.T, torch.arange(len(steps), device=h.device)]
 
 
+def span(steps, time):
+    """The first step that has to be computed to answer these, and one past the last."""
+    return steps.indices(time)[:2] if isinstance(steps, slice) else (0, time)
+
+
 # A layer is made by Layer(inputs, hidden) and called as layer(x, steps): what it reads, (T, B, inputs), and
 # the answered steps -> its outputs there, (M, B, H).
 
@@ -387,7 +392,7 @@ class S4D(nn.Module):
     def answered(self, steps, time, kernel=None):
         """The first answered step, how many there are, and the convolution's kernel for these, last first:
         in (H, stop + outputs - 1), output n takes the inputs from column n on. `kernel` may be another."""
-        start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
+        start, stop = span(steps, time)
         return start, stop - start, F.pad((kernel or self.kernel)(stop).flip(1), (0, stop - start - 1))
 
     def emit(self, y, steps):

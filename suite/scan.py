@@ -105,7 +105,7 @@ class Scan(torch.autograd.Function):
         d_h = zero + d_last  # in order, which d_last need not be
         if c.shape[1]:
             d_h += c[:, -1, :, :, None] * d_y[-1, :, None]
-        d_h, d_before, d_A, start = (tuple(x) for x in (d_h, zero.clone(), zero.clone(), zero))
+        d_h, d_before, d_A, start = (tuple(x) for x in (d_h, torch.empty_like(zero), zero.clone(), zero))
         d_delta, d_v, d_b = torch.empty_like(delta), torch.empty_like(v), torch.empty_like(b.transpose(0, 1))
         taken = zip(delta[:, :, None], v[:, :, None], by_step(b[..., None]))
         read = [(None, None)] * (silent + 1) + list(zip(by_step(c[..., None]), d_y[:, :, None]))
@@ -156,13 +156,13 @@ class Convolution(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def exponents(layer):
+def exponents_of(layer):
     """log2_decay (N, D), of a step size of one, and turn (N, D) or None."""
     turn = None if layer.turn is None else layer.turn.T.contiguous()
     return (-layer.log_A.exp().T / LN2).contiguous(), turn
 
 
-def scanned(layer, u, answered, compiled):
+def scanned(layer, u, answered, exponents, compiled):
     """u (W - 1 + T, B, D) -> y, last, delta, c. y (M, B, D): what the last `answered` steps, M, answer before
     the gate, from a state of zero. last (P, B, N, D): the last state. delta (M, B, D), c (P, M, B, N): of the
     answered steps."""
@@ -177,14 +177,14 @@ def scanned(layer, u, answered, compiled):
         b, (real, imaginary) = torch.stack(b.chunk(2, -1)), c.chunk(2, -1)
         c = torch.stack([2 * real, -2 * imaginary])
     gradients = torch.is_grad_enabled()  # inside the function it never is
-    y, last = Scan.apply(delta, delta * u, b, c[:, silent:], *exponents(layer), compiled, gradients)
+    y, last = Scan.apply(delta, delta * u, b, c[:, silent:], *exponents, compiled, gradients)
     return y + layer.D * u[silent:], last, delta[silent:], c[:, silent:]
 
 
-def remembered(layer, last, delta, c):
+def remembered(last, delta, c, log2_decay, turn):
     """What each row's last state adds to the M answers after it, where delta (M, 1, D) and c (P, M, 1, N) are
     the same for all rows."""
-    (log2_decay, turn), since, read = exponents(layer), delta.cumsum(0), c.squeeze(2)[..., None]
+    since, read = delta.cumsum(0), c.squeeze(2)[..., None]
     if turn is not None:
         angle, (x, y) = since * turn, read  # (M, N, D), (M, N, 1)
         read = torch.stack([angle.cos() * x + angle.sin() * y, angle.cos() * y - angle.sin() * x])
@@ -195,10 +195,10 @@ def remembered(layer, last, delta, c):
 def mamba(layer, table, clock, tokens, steps, compiled):
     """layer(x, steps), where layer.project(x_t) = table[token_t] + clock_t."""
     time, before = len(clock), 0 if layer.conv is None else layer.conv.kernel_size[0] - 1
-    start, stop, _ = steps.indices(time) if isinstance(steps, slice) else (0, time, 1)
+    start, stop = common.span(steps, time)
     own = min(stop, len(tokens) + before)  # up to here rows differ: the convolution still sees tokens
     first, tokens = min(start, own), tokens[:own]
-    table, clock = table.to(layer.D.dtype), clock.to(layer.D.dtype)
+    exponents, table, clock = exponents_of(layer), table.to(layer.D.dtype), clock.to(layer.D.dtype)
     (for_u, for_gate), (clock_u, clock_gate) = table.chunk(2, -1), clock.chunk(2, -1)
 
     def inputs(table, clock, begin):
@@ -207,11 +207,12 @@ def mamba(layer, table, clock, tokens, steps, compiled):
         return torch.cat([rows, later.expand(-1, tokens.shape[1], -1)])
 
     u = F.pad(inputs(for_u, clock_u, 0), (0, 0, 0, 0, before, 0))
-    y, last, *_ = scanned(layer, u, own - first, compiled)
+    y, last, *_ = scanned(layer, u, own - first, exponents, compiled)
     y = y * F.silu(inputs(for_gate, clock_gate, first))
     if own < stop:
-        alike, *_, delta, c = scanned(layer, clock_u[own - before : stop, None], stop - own, compiled)
-        later = (alike + remembered(layer, last, delta, c)) * F.silu(clock_gate[own:stop, None])
+        u = clock_u[own - before : stop, None]
+        alike, *_, delta, c = scanned(layer, u, stop - own, exponents, compiled)
+        later = (alike + remembered(last, delta, c, *exponents)) * F.silu(clock_gate[own:stop, None])
         y = torch.cat([y, later[max(0, start - own) :]])
     h = layer.answer(y)
     return h if isinstance(steps, slice) else common.select(h, steps)

@@ -222,8 +222,8 @@ def missing(outcomes, most=8):
     differ = {item for cell in found for item in cell if not all(item in other for other in found)}
     for cell, trials in found.items():
         if lacking := len(trials.trials) - len(trials.finished()):
-            told = [(k.replace("_", "-") if v is True else str(v)) for k, v in cell if (k, v) in differ if v]
-            words = " ".join(told) or "all"
+            told = [(k, v) for k, v in cell if (k, v) in differ and v is not None]
+            words = " ".join(k.replace("_", "-") if v is True else str(v) for k, v in told) or "all"
             cells.append(f"{words} ({lacking} of {len(trials.trials)})")
     more = f" and {len(cells) - most} more" if len(cells) > most else ""
     return [f"  not finished: {', '.join(cells[:most])}{more}"] if cells else []
