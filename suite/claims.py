@@ -385,14 +385,14 @@ def pe_of(claim):
 
 def against_number(claim, about):
     """-> (the Differences of all cells of `better` from the number, why there are none)"""
-    found = []
-    for cell, trials in about.where(**claim.better).cells().items():
+    found, cells = [], about.where(**claim.better).cells()
+    for cell, trials in cells.items():
         values = trials.values(claim.metric)
         if len(values) < ENOUGH:
             return [], f"n = {len(values)} in a cell"
-        given = [(k.replace("_", "-"), v) for k, v in cell if v is not None]
-        mean, words = float(np.mean(values)), " ".join(f"{k} {v}" for k, v in given)
-        found.append(Difference(mean, claim.worse, (len(values), 0), *spread(values), words))
+        given = [f"{k.replace('_', '-')} {v}" for k, v in cell if v is not None]
+        name = " ".join(given) if len(cells) > 1 else ""
+        found.append(Difference(float(np.mean(values)), claim.worse, (len(values), 0), *spread(values), name))
     return found, "" if found else "the grid has nothing to compare"
 
 
@@ -428,9 +428,7 @@ ACCURACY = {"token accuracy": accuracy}
 BOTH_METRICS = ACCURACY | {"Damerau-Levenshtein distance": distance}
 NONE, SIN, DUP, CONSTANT = (dict(pe=pe) for pe in ("none", "sin", "dup", "constant"))
 CONTROLS = (CONSTANT, DUP)  # as many inputs without a clock, the fairer one first
-NO_GAIN = (
-    "0.02"  # of accuracy: a gain that has to be excluded for "yes"; one that is shown, however small, is "no"
-)
+NO_GAIN = "0.02"  # of accuracy, to be excluded for "yes"; a gain that is shown, however small, is "no"
 
 
 def uniform_chance(vocab, length):
