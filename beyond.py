@@ -2,8 +2,8 @@
 
 python delayed_add.py --scale quick --all amplitude     # how long its vectors are
 python delayed_add.py --scale quick --all bands         # fast frequencies or slow ones
-python reverse.py --scale quick --all phases            # while the input is read, or answered
-python reverse.py --scale quick --all clocks            # that it is smooth, that it returns
+python reverse.py --scale quick --all phases            # at the steps that read, or at those that answer
+python reverse.py --scale quick --all clocks            # its smoothness, its periods
 python reverse.py --scale quick --all models-of-today   # recurrences of 2023 and 2024
 python reverse.py --scale quick --all mamba             # Mamba, whose states rotate or do not
 python reverse.py --scale quick --all mamba-vocab       # Mamba at several vocabularies
@@ -25,7 +25,7 @@ from suite.claims import (
     name_of,
     uniform_chance,
 )
-from suite.flags import BOTH, CONTROLS, SEEDS, WITH_DUP, cross
+from suite.flags import BOTH, SEEDS, WITH_CONTROLS, WITH_DUP, cross
 
 SHARED = ["amplitude", "phases", "clocks", "models-of-today", "mamba"]
 IN_REVERSAL, IN_ADDITION = [*SHARED, "mamba-vocab"], ["bands", *SHARED]
@@ -36,13 +36,13 @@ UNIT, LONG = 1.0, 8.0  # --amplitude: the sinusoid's, and that of learned vector
 
 
 def mamba(vocab, iterations, lr):
-    """Mamba as it is; longer trained, without a clock; with other states; without its convolution."""
+    """Mamba plain; trained longer; with rotating or slow states; without its convolution."""
     cell = dict(model="mamba", vocab=vocab, lr=lr)
-    kinds = dict(rotate=None, slow=None, no_conv=None)
-    plain, longer = kinds | dict(iterations=iterations), kinds | dict(iterations=LONGER * iterations)
-    clocks = [*CONTROLS, "random", "ramp", "counter", "shuffled"]
+    unchanged = dict(rotate=None, slow=None, no_conv=None)
+    plain, longer = unchanged | dict(iterations=iterations), unchanged | dict(iterations=LONGER * iterations)
+    encodings = [*WITH_CONTROLS, "random", "ramp", "counter", "shuffled"]
     return [
-        *cross(**cell, **plain, pe=clocks, seed=SEEDS),
+        *cross(**cell, **plain, pe=encodings, seed=SEEDS),
         *cross(**cell, **longer, pe=["none", "dup"], seed=SEEDS),
         *cross(**cell, **plain | dict(rotate=True), pe=[*WITH_DUP, "random"], seed=SEEDS),
         *cross(**cell, **plain | dict(slow=True), pe=BOTH, seed=SEEDS),
@@ -125,7 +125,7 @@ ALONE = [  # figure, what helps, the trials that have it
     ("phases", "the encoding while reading alone", READING),
     ("phases", "the encoding while answering alone", ANSWERING),
 ]
-ROWS = [  # figure, what it says, better, worse
+ROWS = [  # figure, what it says, the trials above, the trials below
     ("amplitude", "a longer sin is better", sin(amplitude=LONG), sin(amplitude=UNIT)),
     ("bands", "the fast third alone is better than all frequencies", FAST, sin(bands="0:1")),
     ("phases", "both phases are better than reading alone", ALWAYS, READING),
@@ -136,7 +136,7 @@ ROWS = [  # figure, what it says, better, worse
     ("clocks", "smoothness helps: sin is better than counter", SIN, dict(pe="counter")),
     ("clocks", "periods help: sin is better than ramp", SIN, dict(pe="ramp")),
 ]
-CLAIMS = [Claim(figure, text, accuracy, better, worse) for figure, text, better, worse in ROWS]
+CLAIMS = [Claim(figure, text, accuracy, higher, lower) for figure, text, higher, lower in ROWS]
 for figure, what, trials in ALONE:
     CLAIMS += gains(figure, f"{what} helps", trials)
 for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
@@ -144,45 +144,53 @@ for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
     CLAIMS += [Claim("amplitude", text, accuracy, dict(pe="learned") | length, sin(**length), margin=NO_GAIN)]
 CLAIMS += helps("models-of-today", "{model}", per="model")
 
-REAL = dict(rotate=None, slow=None, no_conv=None, iterations=min)
-ROTATING, SLOW, NO_CONV = REAL | dict(rotate=True), REAL | dict(slow=True), REAL | dict(no_conv=True)
-LONG_TRAINED = REAL | dict(iterations=max)
-RANDOM, RAMP, COUNTER, SHUFFLED = (dict(pe=pe) | REAL for pe in ("random", "ramp", "counter", "shuffled"))
-MAMBA_ROWS = [  # what it says, better, worse
-    ("the convolution helps without a clock", NONE | REAL, NONE | NO_CONV),
-    ("slow states help without a clock", NONE | SLOW, NONE | REAL),
-    ("rotating states help without a clock", NONE | ROTATING, NONE | REAL),
-    ("that states rotate, not that they are slow, helps without a clock", NONE | ROTATING, NONE | SLOW),
+PLAIN = dict(rotate=None, slow=None, no_conv=None, iterations=min)
+ROTATING, SLOW_STATES, NO_CONV = (
+    PLAIN | dict(rotate=True),
+    PLAIN | dict(slow=True),
+    PLAIN | dict(no_conv=True),
+)
+LONG_TRAINED = PLAIN | dict(iterations=max)
+RANDOM, RAMP, COUNTER, SHUFFLED = (dict(pe=pe) | PLAIN for pe in ("random", "ramp", "counter", "shuffled"))
+MAMBA_ROWS = [  # what it says, the trials above, the trials below
+    ("the convolution helps without a clock", NONE | PLAIN, NONE | NO_CONV),
+    ("slow states help without a clock", NONE | SLOW_STATES, NONE | PLAIN),
+    ("rotating states help without a clock", NONE | ROTATING, NONE | PLAIN),
+    (
+        "that states rotate, not that they are slow, helps without a clock",
+        NONE | ROTATING,
+        NONE | SLOW_STATES,
+    ),
     ("a ramp is a worse clock than random vectors", RANDOM, RAMP),
     ("a ramp is a worse clock than a counter", COUNTER, RAMP),
     ("a ramp is a worse clock than shuffled sinusoids", SHUFFLED, RAMP),
 ]
 NOT_BETTER = [
-    ("as many inputs without a clock do not help (dup)", DUP | REAL, NONE | REAL),
-    ("as many inputs without a clock do not help (constant)", CONSTANT | REAL, NONE | REAL),
-    ("four times the training does not help without a clock", NONE | LONG_TRAINED, NONE | REAL),
-    ("leaving the convolution out does not help without a clock", NONE | NO_CONV, NONE | REAL),
-    ("a clock does not do more than rotating states", SIN | REAL, NONE | ROTATING),
-    ("sin is not better than random vectors", SIN | REAL, RANDOM),
+    ("as many inputs without a clock do not help (dup)", DUP | PLAIN, NONE | PLAIN),
+    ("as many inputs without a clock do not help (constant)", CONSTANT | PLAIN, NONE | PLAIN),
+    ("four times the training does not help without a clock", NONE | LONG_TRAINED, NONE | PLAIN),
+    ("leaving the convolution out does not help without a clock", NONE | NO_CONV, NONE | PLAIN),
+    ("a clock does not do more than rotating states", SIN | PLAIN, NONE | ROTATING),
+    ("sin is not better than random vectors", SIN | PLAIN, RANDOM),
 ]
-CLAIMS += helps("mamba", "Mamba", primary=True, **REAL)
+CLAIMS += helps("mamba", "Mamba", primary=True, **PLAIN)
 SHRINKS = "Mamba: rotating states shrink the clock's help"
 CLAIMS += [
-    Claim("mamba", SHRINKS, accuracy, SIN | REAL, SIN | ROTATING, over=NONE, controls=(DUP,), primary=True),
+    Claim("mamba", SHRINKS, accuracy, SIN | PLAIN, SIN | ROTATING, over=NONE, controls=(DUP,), primary=True),
     Claim("mamba", "Mamba: half is right after four times the training", accuracy, NONE | LONG_TRAINED, 0.5),
     Claim(
         "mamba",
         "Mamba: a clock is worth more than four times the training",
         accuracy,
-        SIN | REAL,
+        SIN | PLAIN,
         NONE | LONG_TRAINED,
         controls=(DUP,),
     ),
 ]
-CLAIMS += [Claim("mamba", f"Mamba: {text}", accuracy, better, worse) for text, better, worse in MAMBA_ROWS]
+CLAIMS += [Claim("mamba", f"Mamba: {text}", accuracy, higher, lower) for text, higher, lower in MAMBA_ROWS]
 CLAIMS += [
-    Claim("mamba", f"Mamba: {text}", accuracy, better, worse, margin=NO_GAIN)
-    for text, better, worse in NOT_BETTER
+    Claim("mamba", f"Mamba: {text}", accuracy, higher, lower, margin=NO_GAIN)
+    for text, higher, lower in NOT_BETTER
 ]
 CLAIMS += helps("mamba", "Mamba with rotating states", **ROTATING)
 CLAIMS += helps("mamba", "Mamba without its convolution", **NO_CONV)

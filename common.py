@@ -1,12 +1,11 @@
-"""The paper, plainly: integers and held-out sets, encodings, models, schedule, metrics. No files, no flags.
+"""The paper, plainly: integers and held-out sets, encodings, models, schedule, metrics; no files.
 
 Letters: B batch, N rows of a whole set, W integers of a stored row, R rounds of candidates, T time steps, L
 input length, M answered steps, K vocabulary, E embedding and encoding size, H hidden size; in S4D and Mamba N
-is the number of states and D the skip weight. Inside a model time comes first, (T, B, ...), as in
-torch.nn.GRU. suite/fast.py computes the same numbers sooner.
+is the number of states, and in Mamba's shapes D is its 2 H channels. Inside a model time comes first, (T, B,
+...), as in torch.nn.GRU. suite/fast.py computes the same numbers sooner.
 """
 
-import bisect
 import math
 from typing import NamedTuple
 
@@ -44,7 +43,7 @@ def key(*counters, device="cpu"):
 
 
 def not_an_index(n, k):
-    """n, so written that torch.compile sees no index, which it assumes not to overflow; n * GOLDEN does."""
+    """n. To torch.compile an arange is an index and never overflows, but n * GOLDEN does: hide what n is."""
     return n + (k - k)
 
 
@@ -174,7 +173,7 @@ class Encoding(nn.Module):
         self.scale = 1.0 if amplitude is None else amplitude / self.usual(size)
         self.inputs = size if combine == "add" else 2 * size  # what the layer reads at a step
 
-    def rows(self, time):
+    def unscaled(self, time):
         if time > len(self.table):
             name = type(self).__name__.lower()
             raise Refused(f"the {name} encoding has {len(self.table)} positions, the input {time} steps")
@@ -182,7 +181,7 @@ class Encoding(nn.Module):
 
     def vectors(self, time):
         """(time, E) of the steps 0..time-1; None where there is nothing but the tokens."""
-        vectors = self.scale * self.rows(time)
+        vectors = self.scale * self.unscaled(time)
         if self.unencoded is not None:
             vectors[self.unencoded] = 0
         return vectors
@@ -206,7 +205,7 @@ class Sinusoid(Encoding):
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
         n = size // 2  # of these frequencies, the first that is kept and one past the last
-        self.kept = [bisect.bisect_left(range(n), x, key=lambda i: i / n) for x in self.bands]
+        self.kept = [sum(i / n < x for i in range(n)) for x in self.bands]
         if self.kept[0] == self.kept[1]:
             low, high = self.bands
             raise Refused(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
@@ -217,7 +216,7 @@ class Sinusoid(Encoding):
         table[:, : 2 * first] = table[:, 2 * stop :] = 0
         return table * math.sqrt(self.size / 2 / (stop - first))
 
-    def rows(self, time):  # there is no last position
+    def unscaled(self, time):  # there is no last position
         return self.table[:time] if time <= len(self.table) else self.waves(time).to(self.table)
 
 
@@ -236,7 +235,7 @@ class Constant(Encoding):
         super().__init__(positions, size, **options)
         self.register_buffer("table", F.normalize(torch.randn(1, size), dim=1))
 
-    def rows(self, time):  # there is no last position
+    def unscaled(self, time):  # there is no last position
         return self.table.expand(time, -1)
 
 
@@ -389,11 +388,15 @@ class S4D(nn.Module):
             rows, columns = rows.double(), columns.double()
         return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(self.D.dtype)
 
-    def answered(self, steps, time, kernel=None):
-        """The first answered step, how many there are, and the convolution's kernel for these, last first:
-        in (H, stop + outputs - 1), output n takes the inputs from column n on. `kernel` may be another."""
+    def flipped_kernel(self, steps, time, kernel=None):
+        """-> the first answered step, how many there are, and the convolution's kernel for them.
+
+        The kernel, (H, stop + outputs - 1), runs backwards: its columns from n on weigh the inputs of the
+        n-th answer from the end. `kernel(stop)` may be another function than self.kernel.
+        """
         start, stop = span(steps, time)
-        return start, stop - start, F.pad((kernel or self.kernel)(stop).flip(1), (0, stop - start - 1))
+        response = (kernel or self.kernel)(stop)
+        return start, stop - start, F.pad(response.flip(1), (0, stop - start - 1))
 
     def emit(self, y, steps):
         """(H, M, B) convolved inputs -> (M, B, H)."""
@@ -402,7 +405,7 @@ class S4D(nn.Module):
 
     def forward(self, x, steps):
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
-        start, outputs, kernel = self.answered(steps, u.shape[1])
+        start, outputs, kernel = self.flipped_kernel(steps, u.shape[1])
         stop = start + outputs
         toeplitz = kernel.unfold(1, stop, 1)[:, :outputs].contiguous()  # (H, M, stop)
         y = (toeplitz @ u[:, :stop].contiguous()).flip(1) + self.D[:, None, None] * u[:, start:stop]
@@ -500,7 +503,7 @@ class Model(nn.Module):
 
 
 def logits(model, inputs, steps):
-    """(M, B, K) at the answered steps."""
+    """model(inputs, steps), under the name that it has in suite/fast.py."""
     return model(inputs, steps)
 
 
@@ -599,13 +602,13 @@ def damerau_levenshtein(a, b):
     last_column = np.zeros(b.shape, dtype=np.int32)
     for i in range(1, rows + 1):
         match = a[i - 1] == b  # (Lb, N)
-        last_column[1:] = running(np.maximum, match[:-1] * columns[1:-1])
+        last_column[1:] = running(np.maximum, match[:-1] * columns[1:-1])  # 0: none before j
         before = table.reshape(-1).take(
             (last_row - 1) * width + (last_column - 1) * pairs + pair, mode="clip"
         )
         transposed = before + (i - last_row) + (columns[1:] - last_column) - 1
         transposed[(last_row == 0) | (last_column == 0)] = rows + len(b)
-        changed = np.minimum(table[i - 1, :-1] + ~match, table[i - 1, 1:] + 1)
+        changed = np.minimum(table[i - 1, :-1] + (a[i - 1] != b), table[i - 1, 1:] + 1)  # replace, delete
         table[i, 0] = i
         table[i, 1:] = np.minimum(changed, transposed)
         table[i] = running(np.minimum, table[i] - columns) + columns

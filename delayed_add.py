@@ -15,7 +15,7 @@ trial takes about a minute on one CPU core.
 
 from suite import cli
 from suite.claims import ACCURACY, Figure, helps, uniform_chance
-from suite.flags import BOTH, CONTROLLED, CONTROLS, SEEDS, SMOKE, cross
+from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONSTANT, WITH_CONTROLS, cross
 from suite.task import Task
 
 import beyond
@@ -43,14 +43,14 @@ class DelayedAddition(Task):
 
 SCALES = {
     "paper": dict(vocab=1024, length=16, iterations=600_000),
-    "desk": dict(length=8, vocab=128, hidden=128, embed=128, batch=64, lr=3e-3, iterations=20_000),
+    "desk": dict(length=8, vocab=128, hidden=128, embed=128, batch=64, lr=1e-3, iterations=20_000),
     "quick": dict(length=8, vocab=32, hidden=64, embed=64, batch=64, lr=1e-2, iterations=3000),
     "smoke": SMOKE | dict(length=4, vocab=8, held_out=32),
 }
 GRIDS = {
     "paper": {"fig7": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088], seed=SEEDS)},
-    "desk": {"fig7": cross(model="lstm", pe=CONTROLLED, vocab=[32, 64, 128], seed=SEEDS)},
-    "quick": {"fig7": cross(model="lstm", pe=CONTROLS, vocab=32, seed=SEEDS)}
+    "desk": {"fig7": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128], seed=SEEDS)},
+    "quick": {"fig7": cross(model="lstm", pe=WITH_CONTROLS, vocab=32, seed=SEEDS)}
     | beyond.grids(
         dict(model="lstm", vocab=32), beyond.IN_ADDITION, dict(vocab=32, iterations=3000, lr=1e-2)
     ),

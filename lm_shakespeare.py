@@ -292,8 +292,8 @@ def tokenized(text, name):
 class Waves(common.Sinusoid):
     """Sines and cosines with an amplitude of one (the document's Eq. 5), in double precision."""
 
-    def rows(self, time):
-        return math.sqrt(self.size / 2) * super().rows(time)  # undoes the unit norm
+    def unscaled(self, time):
+        return math.sqrt(self.size / 2) * super().unscaled(time)  # undoes the unit norm
 
 
 class Rotary(Waves):

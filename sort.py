@@ -15,7 +15,7 @@ At quick scale a trial takes about a minute on one CPU core.
 
 from suite import cli
 from suite.claims import BOTH_METRICS, Figure, dup_does_not_help, helps, helps_at_largest
-from suite.flags import BOTH, CONTROLS, SEEDS, SMOKE, WITH_DUP, cross
+from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONTROLS, WITH_DUP, cross
 from suite.task import Task
 
 import math
@@ -49,8 +49,8 @@ GRIDS = {
         "fig12": cross(model="lstm", pe=WITH_DUP, vocab=16384, seed=SEEDS),
     },
     "quick": {
-        "fig8": cross(model="gru", pe=CONTROLS, vocab=32, lr=2e-2, seed=SEEDS)
-        + cross(model="lstm", pe=CONTROLS, vocab=128, lr=1e-2, seed=SEEDS),
+        "fig8": cross(model="gru", pe=WITH_CONTROLS, vocab=32, lr=2e-2, seed=SEEDS)
+        + cross(model="lstm", pe=WITH_CONTROLS, vocab=128, lr=1e-2, seed=SEEDS),
         "fig12": cross(model="lstm", pe=WITH_DUP, vocab=128, seed=SEEDS),
     },
     "smoke": {

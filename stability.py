@@ -13,9 +13,9 @@ The trials are those of reverse.py --dual-freq, found by its flags; --train trai
 numbers go to stability.json beside result.json; snapshots that have theirs are skipped, without --overwrite.
 
 No autograd. GRU and LSTM: the Jacobian of one time step is a sum of row-scaled blocks of the recurrent
-weights; one sweep from the answer back to the target multiplies these up, for many sequences at once. S4D:
-the state reaches the output through one sum per channel: inner products of Jacobian rows have a closed form.
-Products are in fp32 whatever the trial was trained in.
+weights, and a diagonal; one sweep from the answer back to the target multiplies these up, for many sequences
+at once. S4D: the state reaches the output through one sum per channel: inner products of Jacobian rows have a
+closed form. Products are in fp32 whatever the trial was trained in.
 """
 
 from suite import cli, fast, files, machine
@@ -37,7 +37,7 @@ import torch.nn.functional as F
 import common
 import reverse
 from common import Refused
-from reverse import AMONG_RARE, CONDITIONS, GRU, KINDS, LSTM, S4D, DualFrequency
+from reverse import AMONG_RARE, CONDITIONS, KINDS, OF_GRU, OF_LSTM, OF_S4D, DualFrequency
 
 # ------------------------------------------------------------------------------------------------------------
 # The statistic: P pairs, S sequences, T steps up to the answer, D outputs, H state, t target (1-based)
@@ -107,7 +107,8 @@ def recurrent_similarity(layer, inputs, target):
             rescale(J)
     rescale(J)
     pairs = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
-    return weighted_cosine(*(sum((p[i] * p[j]).sum(-1) for p in pairs) for i, j in ((0, 1), (0, 0), (1, 1))))
+    inner = lambda i, j: sum((part[i] * part[j]).sum(-1) for part in pairs)  # (P, D)
+    return weighted_cosine(inner(0, 1), inner(0, 0), inner(1, 1))
 
 
 def rescale(J):
@@ -416,15 +417,15 @@ RARE = "without the encoding {model} ends less stable under Rare disturbants tha
 STABLE = "S4D under Rare disturbants is stable either way (above 0.9; the paper gives no number)"
 CLOSES = "the gap between Frequent and Rare disturbants shrinks for vanilla S4D, first to last snapshot"
 CLAIMS = []
-for model in (GRU, LSTM):
+for model in (OF_GRU, OF_LSTM):
     CLAIMS += [
-        Claim("fig5", HELPS, LAST, SIN, NONE, controls=CONTROLS, where=model, primary=model is LSTM),
+        Claim("fig5", HELPS, LAST, SIN, NONE, controls=CONTROLS, where=model, primary=model is OF_LSTM),
         Claim("fig5", FALLS, FIRST, NONE, NONE, than=LAST, where=model),
     ]
 CLAIMS += [
     Claim("fig5", RARE, at(max, *AMONG_FREQUENT), NONE, NONE, than=LAST, per="model"),
-    Claim("fig5", STABLE, LAST, {}, 0.9, where=S4D, scales=("paper",)),
-    Claim("fig5", CLOSES, gap(min), NONE, NONE, than=gap(max), where=S4D),
+    Claim("fig5", STABLE, LAST, {}, 0.9, where=OF_S4D, scales=("paper",)),
+    Claim("fig5", CLOSES, gap(min), NONE, NONE, than=gap(max), where=OF_S4D),
 ]
 PAIRS = {"paper": {}, "desk": {}, "quick": dict(pairs=256), "smoke": dict(pairs=16)}
 SCALES = {scale: defaults | PAIRS[scale] for scale, defaults in reverse.SCALES.items()}

@@ -281,7 +281,7 @@ def test_encodings_by_hand():
         close(table[t, 2 * i : 2 * i + 2] * math.sqrt(3), [math.sin(angle), math.cos(angle)], 1e-12)
     close(random.table.norm(dim=1), torch.ones(2000), 1e-6)
     assert_uniform(((random.table[:, 0] + 1) * 5).int().clamp(max=9).tolist(), 10)  # as on a sphere
-    close(common.Sinusoid(6, 4).rows(9), common.sinusoid(9, 4), 1e-12)  # the others have a last position
+    close(common.Sinusoid(6, 4).unscaled(9), common.sinusoid(9, 4), 1e-12)  # the others have a last position
     assert_refused("6 positions", common.Learned(6, 4).join, torch.zeros(7, 1, 4))
     make = lambda pe, seed: (torch.manual_seed(seed), common.ENCODINGS[pe](11, 6))[1]
     for pe in ("random", "ramp", "shuffled", "constant"):  # drawn from the seed, and kept with the weights
@@ -306,7 +306,7 @@ def test_encodings_are_joined_scaled_and_cut():
     for pe, combine, phase in itertools.product(CLOCKS, ("concat", "add"), zeroed):
         words = f"{flags} --pe {pe} --combine {combine} --encode {phase}"
         encoding = task_of(words, sort.Sort).model().encoding
-        vectors = encoding.rows(16).detach().float()[:, None].clone()
+        vectors = encoding.unscaled(16).detach().float()[:, None].clone()
         vectors[zeroed[phase]] = 0
         beside = torch.cat([tokens, vectors.expand(-1, 2, -1)], 2)
         assert torch.equal(encoding.join(tokens), tokens + vectors if combine == "add" else beside)
@@ -1035,7 +1035,7 @@ def test_student_t_is_the_textbooks():
     paired = claims.paired_difference([3, 5, 7], [1, 2, 6])
     close([paired.value, paired.error, paired.freedom], [2, math.sqrt(1 / 3), 2], 1e-9)
     gains = claims.difference([[5, 6, 7], [1, 2, 3]], [[4, 5, 6], [2, 3, 4]])
-    close([gains.better, gains.worse, gains.error, gains.freedom], [4, 2, math.sqrt(4 / 3), 8], 1e-9)
+    close([gains.higher, gains.lower, gains.error, gains.freedom], [4, 2, math.sqrt(4 / 3), 8], 1e-9)
     for family, corrected in (
         (3, [0.04, 0.03, 0.04]),
         (4, [0.06, 0.04, 0.08]),
@@ -1072,7 +1072,7 @@ def none_and_sin(none, sin, more=(), **flags):
 
 def judged(cells, **claim):
     """The verdict's word, and its numbers as floats."""
-    usual = dict(figure="f", text="", metric=claims.metric("a"), better=SIN, worse=NONE)
+    usual = dict(figure="f", text="", metric=claims.metric("a"), higher=SIN, lower=NONE)
     found = claims.judge(Claim(**(usual | claim)), Outcomes(cells))
     return found.word, [float(number) for number in re.findall(r"[-+]?\d+\.?\d*", found.numbers)]
 
@@ -1082,17 +1082,17 @@ def test_verdicts():
     word, numbers = judged(cells := none_and_sin(none, sin))
     d = claims.difference([sin], [none])
     close(numbers, [0.72, 4, 0.5025, 4, 0.2175, *d.interval(), 2 * d.above()], 2e-3)
-    assert word == YES and judged(cells, better=NONE, worse=SIN)[0] == NO
+    assert word == YES and judged(cells, higher=NONE, lower=SIN)[0] == NO
     noisy = none_and_sin(none, [0.4, 0.6, 0.9, 0.2])
     assert judged(noisy)[0] == UNDECIDED and judged(noisy, margin="0.02")[0] == UNDECIDED
     # Of the same trials `b` is a by 0.05 less: sure in pairs, within the spread otherwise.
-    assert judged(noisy, worse=SIN, than=claims.metric("b"))[0] == YES
+    assert judged(noisy, lower=SIN, than=claims.metric("b"))[0] == YES
     # No gain: within the margin, of a number or in percent, or a loss; a gain denies it, however small.
     near = [0.500, 0.501, 0.502]
     alike, better = (none_and_sin(near, [x + more for x in near]) for more in (0, 0.01))
     for margin, of_alike in (("0.02", YES), ("1%", YES), ("0.001", UNDECIDED), ("0.1%", UNDECIDED)):
         assert judged(alike, margin=margin)[0] == of_alike and judged(better, margin=margin)[0] == NO
-        assert judged(better, better=NONE, worse=SIN, margin=margin)[0] == YES, "a loss"
+        assert judged(better, higher=NONE, lower=SIN, margin=margin)[0] == YES, "a loss"
     assert judged(none_and_sin(near, [0.50, 0.51, 0.52, 0.51]), margin="0.02")[0] == UNDECIDED, "one side"
     # Every seed the same: nothing to estimate a spread from, and no crash.
     for value, word in ((1.0, UNDECIDED), (0.9, NO)):
@@ -1100,10 +1100,10 @@ def test_verdicts():
     # Too few trials, an absolute number, the worst of several cells, the smallest vocabulary and the largest
     cells = none_and_sin([0.5, 0.6, 0.7], [0.8, 0.9, 1.0], vocab=8)
     fewer = [(flags, outcome if flags["seed"] else None) for flags, outcome in cells]
-    assert judged(fewer) == (TOO_FEW, [2, 2]) and judged(cells, worse=0.91)[0] == UNDECIDED
-    assert judged(cells, worse=0.6)[0] == YES and judged(cells, better={}, worse=0.3)[1][1] == 0.6
+    assert judged(fewer) == (TOO_FEW, [2, 2]) and judged(cells, lower=0.91)[0] == UNDECIDED
+    assert judged(cells, lower=0.6)[0] == YES and judged(cells, higher={}, lower=0.3)[1][1] == 0.6
     cells += none_and_sin([0.1, 0.2, 0.3], [], vocab=32) + none_and_sin([0.1] * 3, [], vocab=16)
-    word, numbers = judged(cells, better=NONE | dict(vocab=min), worse=NONE | dict(vocab=max))
+    word, numbers = judged(cells, higher=NONE | dict(vocab=min), lower=NONE | dict(vocab=max))
     assert (word, numbers[0], numbers[2]) == (YES, 0.6, 0.2) and judged(cells)[0] == TOO_FEW
     # A gain is over none and over the control that has run; corrected, a verdict may lose its support.
     (claim,) = claims.gains("f", "it helps", SIN, claims.metric("a"), primary=True)
@@ -1118,7 +1118,7 @@ def test_verdicts():
 def test_the_largest_of_a_filtered_grid_is_not_its_smallest():
     cells = none_and_sin([0.1, 0.2, 0.3], [0.5, 0.6, 0.7], iterations=1)
     longer = none_and_sin([0.8, 0.8, 0.9], [0.5, 0.6, 0.7], iterations=4)
-    sides = dict(better=SIN | dict(iterations=min), worse=NONE | dict(iterations=max))
+    sides = dict(higher=SIN | dict(iterations=min), lower=NONE | dict(iterations=max))
     assert [judged(cells, **sides)[0], judged(cells + longer, **sides)[0]] == [claims.TOO_FEW, claims.NO]
 
 

@@ -17,7 +17,7 @@ SCALES = ["paper", "desk", "quick", "smoke"]
 YES, NO, UNDECIDED, TOO_FEW = "yes", "no", "undecided", "not enough trials"
 ENOUGH = 3  # trials on each side of a claim
 LEVEL = 0.025  # of each of the two directions: together a 95% interval
-MOST_PRIMARY = 10  # primary claims of a scale
+MOST_PRIMARY = 10  # claims of a family of a scale: the paper's, or those beyond it
 
 
 def name_of(model):
@@ -157,16 +157,16 @@ def bootstrap_interval(values):
 class Difference:
     """Of two means, or of two gains, as a t test sees it."""
 
-    better: float
-    worse: float
+    higher: float
+    lower: float
     counts: tuple  # trials on either side
     error: float  # standard error of the difference
     freedom: float  # degrees of freedom of that error
-    over: str = ""  # what it is compared with, where a claim has several controls
+    about: str = ""  # which of a claim's comparisons this is, where it has several
 
     @property
     def value(self):
-        return self.better - self.worse
+        return self.higher - self.lower
 
     def above(self, threshold=0.0):
         """p-value: the chance of a difference so large if the true one were not above the threshold."""
@@ -186,20 +186,20 @@ class Difference:
         return self.value - reach, self.value + reach
 
 
-def difference(better, worse):
+def difference(higher, lower):
     """Welch's t of two lists of samples. The second sample of a list is a base: its mean is taken off.
 
     The degrees of freedom are Welch's and Satterthwaite's, for a difference of differences too.
     """
-    means = [float(np.mean(side[0]) - sum(np.mean(base) for base in side[1:])) for side in (better, worse)]
-    return Difference(*means, (len(better[0]), len(worse[0])), *spread(*better, *worse))
+    means = [float(np.mean(side[0]) - sum(np.mean(base) for base in side[1:])) for side in (higher, lower)]
+    return Difference(*means, (len(higher[0]), len(lower[0])), *spread(*higher, *lower))
 
 
-def paired_difference(better, worse):
+def paired_difference(higher, lower):
     """Paired t: two numbers of the same trials."""
-    counts = len(better), len(worse)
+    counts = len(higher), len(lower)
     return Difference(
-        float(np.mean(better)), float(np.mean(worse)), counts, *spread(np.subtract(better, worse))
+        float(np.mean(higher)), float(np.mean(lower)), counts, *spread(np.subtract(higher, lower))
     )
 
 
@@ -228,32 +228,31 @@ def holm(p_values, family):
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper about a figure: trials with the flags `better` are above those with `worse`.
+    """One sentence of the paper about a figure: trials with the flags `higher` are above those with `lower`.
 
         Claim("fig2", "the encoding helps {model} at the largest vocabulary", accuracy,
-              better=SIN | dict(vocab=max), worse=NONE | dict(vocab=max), per="model")
+              higher=SIN | dict(vocab=max), lower=NONE | dict(vocab=max), per="model")
 
-    `min` or `max` as a flag's value stands for the smallest or largest among the trials that it is about. Of
-    edit distances and perplexities, the trials that should have the larger ones are `better`.
+    `min` or `max` as a flag's value stands for the smallest or largest among the trials that it is about.
 
-    With `controls` it must be true of `worse` and of a control: the first of them that has run. Its p-value
+    With `controls` it must be true of `lower` and of a control: the first of them that has run. Its p-value
     is the larger of the two, and the numbers are those of that comparison.
 
-    With a margin it claims that there is no gain: `yes` where the interval lies within the margin (two
-    one-sided tests) or below zero (a loss is no gain), `no` where it lies above zero.
+    With a margin it claims that there is no gain: `no` where the interval lies above zero, however little,
+    else `yes` where it lies within the margin (two one-sided tests) or below zero (a loss is no gain).
     """
 
     figure: str
     text: str  # {model}, {vocab}, ... stand for the values in `where` and of `per`
     metric: Callable  # an Outcome -> a number
-    better: dict  # flags that leave one cell
-    worse: dict | float  # flags of one cell; or a number, and the mean of every cell of `better` is above it
-    than: Callable | None = None  # the metric of `worse`, where it is another; of the same trials, in pairs
+    higher: dict  # flags that leave one cell
+    lower: dict | float  # flags of one cell; or a number, and the mean of every cell of `higher` is above it
+    than: Callable | None = None  # the metric of `lower`, where it is another; of the same trials, in pairs
     where: dict = field(default_factory=dict)  # the trials it is about
     over: dict | None = None  # flags: what is compared are gains over the trials that differ in these
-    controls: tuple = ()  # flags, each of which replaces those of `worse`, or of `over` where that is given
+    controls: tuple = ()  # flags, each of which replaces those of `lower`, or of `over` where that is given
     per: str = ""  # a flag: one claim for each of its values in the grid
-    margin: str = ""  # claims no gain: of so much, such as "0.02", or "1%" of the mean of `worse`
+    margin: str = ""  # claims no gain: of so much, such as "0.02", or "1%" of the mean of `lower`
     primary: bool = False  # one of the few that are corrected for being several
     scales: tuple = tuple(SCALES)  # an absolute number is claimed at paper scale only
 
@@ -283,8 +282,8 @@ class Verdict:
         d, p = self.difference, min(1.0, 2 * min(self.shown, self.opposite))
         n, m = (f" (n={count})" if count else "" for count in d.counts)
         low, high = d.interval()
-        over = f"over {d.over}: " if d.over else ""
-        means = f"{over}{d.better:.4f}{n} against {d.worse:.4f}{m}"
+        about = f"{d.about}: " if d.about else ""
+        means = f"{about}{d.higher:.4f}{n} against {d.lower:.4f}{m}"
         margin = f", margin {self.claim.margin}" if self.claim.margin else ""
         p_value = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
         return f"{means}, difference {d.value:+.4f} [{low:+.4f}, {high:+.4f}]{margin}, {p_value}"
@@ -292,7 +291,7 @@ class Verdict:
 
 def expand(claim, outcomes):
     """The claims that one row stands for in a grid: one per value of `per`, with the text filled in."""
-    sides = [side for side in (claim.better, claim.worse) if isinstance(side, dict)]
+    sides = [side for side in (claim.higher, claim.lower) if isinstance(side, dict)]
     for value in dict.fromkeys(flags.get(claim.per) for flags, _ in outcomes.where(**claim.where).trials):
         where = claim.where | ({claim.per: value} if claim.per else {})
         if all(outcomes.where(**where).where(**side).trials for side in sides):
@@ -303,16 +302,17 @@ def expand(claim, outcomes):
 def judge(claim, outcomes):
     """The Verdict on a claim without `per`, before any correction."""
     about = outcomes.where(**claim.where)
-    if not isinstance(claim.worse, dict):
+    if not isinstance(claim.lower, dict):
         return decided(claim, *against_number(claim, about))
-    found, why = compare(claim, about)
-    differences = [found]
+    above_usual, why = compare(claim, about)
+    differences = [above_usual]
     if claim.controls:
-        (control, other, lacking), usual = with_control(claim, about), pe_of(claim)
+        (control, above_control, lacking), usual = with_control(claim, about), pe_of(claim)
         names = f"{usual} and {control}" if control else usual
         claim = replace(claim, text=f"{claim.text} (over {names})")
         if control:
-            differences, why = [found and replace(found, over=usual), other], why or lacking
+            above_usual = above_usual and replace(above_usual, about=f"over {usual}")
+            differences, why = [above_usual, above_control], why or lacking
     return decided(claim, differences, why)
 
 
@@ -333,22 +333,22 @@ def p_values(claim, d):
     if not claim.margin:
         return d.above(), d.below()
     percent = claim.margin.endswith("%")
-    margin = float(claim.margin[:-1]) / 100 * abs(d.worse) if percent else float(claim.margin)
+    margin = float(claim.margin[:-1]) / 100 * abs(d.lower) if percent else float(claim.margin)
     within = max(d.above(-margin), d.below(margin))
     return min(within, d.below()), d.above()
 
 
 def compare(claim, about):
     """-> (the Difference of the claim's two sides, why there is none)"""
-    better, worse = about.where(**claim.better), about.where(**claim.worse)
-    same = better.trials == worse.trials
-    for flag in claim.better.keys() & claim.worse.keys():  # the smallest and the largest of a filtered grid
-        if {claim.better[flag], claim.worse[flag]} == {min, max} and len(about.values_of(flag)) == 1:
+    higher, lower = about.where(**claim.higher), about.where(**claim.lower)
+    same = higher.trials == lower.trials
+    for flag in claim.higher.keys() & claim.lower.keys():  # the smallest and the largest of a filtered grid
+        if {claim.higher[flag], claim.lower[flag]} == {min, max} and len(about.values_of(flag)) == 1:
             return None, "the grid has nothing to compare"
-    sides = [[better.values(claim.metric)], [worse.values(claim.than or claim.metric)]]
-    samples = [better, worse]
+    sides = [[higher.values(claim.metric)], [lower.values(claim.than or claim.metric)]]
+    samples = [higher, lower]
     if claim.over is not None:
-        for side, flags in zip(sides, (claim.better, claim.worse)):
+        for side, flags in zip(sides, (claim.higher, claim.lower)):
             samples.append(about.where(**flags | claim.over))
             side.append(samples[-1].values(claim.metric))
     if {len(sample.cells()) for sample in samples} != {1} or (same and claim.than is None):
@@ -364,35 +364,37 @@ def compare(claim, about):
 def with_control(claim, about):
     """-> (name, Difference, why there is none) for the first control that has run.
 
-    A name of "" stands for a grid without any control: the claim is about `worse` alone.
+    A name of "" stands for a grid without any control: the claim is about `lower` alone.
     """
     found = []
     for control in claim.controls:
         if claim.over is None:
-            one, sides = replace(claim, worse=claim.worse | control), [claim.worse]
+            one, sides = replace(claim, lower=claim.lower | control), [claim.lower]
         else:
-            one, sides = replace(claim, over=claim.over | control), [claim.better, claim.worse]
+            one, sides = replace(claim, over=claim.over | control), [claim.higher, claim.lower]
         if all(about.where(**side | control).trials for side in sides):
             d, why = compare(one, about)
-            found.append((control["pe"], d and replace(d, over=control["pe"]), why))
-    run = [one for one in found if one[1]]
-    return (run or found or [("", None, "")])[0]
+            found.append((control["pe"], d and replace(d, about=f"over {control['pe']}"), why))
+    for one in found:
+        if one[1]:
+            return one
+    return found[0] if found else ("", None, "")
 
 
 def pe_of(claim):
-    return (claim.worse if claim.over is None else claim.over)["pe"]
+    return (claim.lower if claim.over is None else claim.over)["pe"]
 
 
 def against_number(claim, about):
-    """-> (the Differences of all cells of `better` from the number, why there are none)"""
-    found, cells = [], about.where(**claim.better).cells()
+    """-> (the Differences of all cells of `higher` from the number, why there are none)"""
+    found, cells = [], about.where(**claim.higher).cells()
     for cell, trials in cells.items():
         values = trials.values(claim.metric)
         if len(values) < ENOUGH:
             return [], f"n = {len(values)} in a cell"
         given = [f"{k.replace('_', '-')} {v}" for k, v in cell if v is not None]
-        name = " ".join(given) if len(cells) > 1 else ""
-        found.append(Difference(float(np.mean(values)), claim.worse, (len(values), 0), *spread(values), name))
+        name = f"of {' '.join(given)}" if len(cells) > 1 else ""
+        found.append(Difference(float(np.mean(values)), claim.lower, (len(values), 0), *spread(values), name))
     return found, "" if found else "the grid has nothing to compare"
 
 
@@ -436,10 +438,9 @@ def uniform_chance(vocab, length):
     return 1 / vocab
 
 
-def gains(figure, text, better, metric=accuracy, per="", primary=False, **at):
+def gains(figure, text, higher, metric=accuracy, per="", primary=False, **at):
     """What a clock gains by itself: it is above none, and above as many inputs without a clock."""
-    row = Claim(figure, text, metric, better, NONE | at, controls=CONTROLS, per=per, primary=primary)
-    return [row]
+    return [Claim(figure, text, metric, higher, NONE | at, controls=CONTROLS, per=per, primary=primary)]
 
 
 def helps(figure, whom="", metric=accuracy, per="", primary=False, **at):

@@ -77,17 +77,19 @@ def convolved(layer, table, clock, tokens, steps, compiled):
     """S4D; what is read after the tokens is the same in all rows."""
     own = F.embedding(tokens, table) + clock[: len(tokens), None]  # (R, B, H)
     own, shared = own.permute(2, 0, 1), clock[len(tokens) :].T  # (H, R, B), (H, T - R)
-    start, outputs, response = layer.answered(steps, len(clock), functools.partial(kernel, layer, compiled))
+    start, outputs, response = layer.flipped_kernel(
+        steps, len(clock), functools.partial(kernel, layer, compiled)
+    )
     stop = start + outputs
     read = min(stop, own.shape[1])
-    both = stop - read
+    alike = stop - read  # steps that read the same in all rows
     toeplitz = response.unfold(1, read, 1)[:, :outputs].contiguous()  # (H, M, R)
     y = toeplitz @ own[:, :read].contiguous()
     direct = own[:, start:stop]
-    if both:
-        toeplitz = response[:, read:].unfold(1, both, 1).contiguous()
-        y = y + toeplitz @ shared[:, :both, None]
-        repeated = shared[:, max(0, start - read) : both, None].expand(-1, -1, own.shape[2])
+    if alike:
+        toeplitz = response[:, read:].unfold(1, alike, 1).contiguous()
+        y = y + toeplitz @ shared[:, :alike, None]
+        repeated = shared[:, max(0, start - read) : alike, None].expand(-1, -1, own.shape[2])
         direct = torch.cat([direct, repeated], 1)
     return layer.emit(y.flip(1) + layer.D[:, None, None] * direct, steps)
 

@@ -15,9 +15,9 @@ import common
 from common import Refused
 
 SEEDS = range(5)
-BOTH, WITH_DUP = ["none", "sin"], ["none", "dup", "sin"]  # encodings that most grids compare
-CONTROLLED = ["none", "constant", "sin"]  # the fairer control alone
-CONTROLS = ["none", "constant", "dup", "sin"]
+BOTH = ["none", "sin"]  # encodings that most grids compare, here without a control
+WITH_DUP, WITH_CONSTANT = ["none", "dup", "sin"], ["none", "constant", "sin"]
+WITH_CONTROLS = ["none", "constant", "dup", "sin"]
 SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5, device="cpu")
 BAD_FLAGS = 2  # exit code
 
@@ -48,7 +48,7 @@ def number(kind, wanted, accept):
     return convert
 
 
-MOST = 2**31 - 1  # beyond it lies no machine's memory, but many a counter's end
+MOST = 2**31 - 1  # larger counts overflow somewhere, and fit no memory
 COUNT = number(int, "a whole number from 1 to 2^31 - 1", lambda x: 1 <= x <= MOST)
 AT_LEAST_2 = number(int, "a whole number from 2 to 2^31 - 1", lambda x: 2 <= x <= MOST)
 NATURAL = number(int, "a whole number from 0 to 2^31 - 1", lambda x: 0 <= x <= MOST)

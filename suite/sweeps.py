@@ -119,7 +119,7 @@ def input_gradients(d_x, tokens, sizes, table_rows, dtype):
     return d_table, torch.stack([d.sum(0) for d in d_x.split(sizes)])
 
 
-class LSTM(torch.autograd.Function):
+class LSTMPointwise(torch.autograd.Function):
     """table (R, 4H), clock (T, 4H), tokens (n,), sizes (T,), compiled, weight (4H, H) -> h (N, H)."""
 
     @staticmethod
@@ -133,8 +133,8 @@ class LSTM(torch.autograd.Function):
         for t, n, at, earlier in walk(sizes):
             if t:
                 torch.mm(h[earlier], low.T, out=product[:n])
-            read = tokens[at] if at.start < len(tokens) else None
-            step(product[:n], clock[t], table, read, cell[:n], columns(gates[at]), c[at], h[at])
+            now = tokens[at] if at.start < len(tokens) else None
+            step(product[:n], clock[t], table, now, cell[:n], columns(gates[at]), c[at], h[at])
         ctx.save_for_backward(gates, c, h, tokens, low)
         ctx.plain = sizes, compiled, len(table)
         return h
@@ -155,8 +155,8 @@ class LSTM(torch.autograd.Function):
         return *input_gradients(d_gates, tokens, sizes, table_rows, c.dtype), None, None, None, d_weight
 
 
-class GRU(torch.autograd.Function):
-    """As LSTM, with three gates; `bias` (H,) is the candidate state's, inside its reset gate."""
+class GRUPointwise(torch.autograd.Function):
+    """As LSTMPointwise, with three gates; `bias` (H,) is the candidate state's, inside its reset gate."""
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
@@ -168,8 +168,8 @@ class GRU(torch.autograd.Function):
         for t, n, at, earlier in walk(sizes):
             if t:
                 torch.mm(h[earlier], low.T, out=product[:n])
-            read = tokens[at] if at.start < len(tokens) else None
-            step(product[:n], bias, clock[t], table, read, state[:n], columns(gates[at]), h[at])
+            now = tokens[at] if at.start < len(tokens) else None
+            step(product[:n], bias, clock[t], table, now, state[:n], columns(gates[at]), h[at])
         ctx.save_for_backward(gates, h, tokens, low)
         ctx.plain = sizes, compiled, len(table), bias.dtype
         return h
@@ -222,7 +222,7 @@ def read_into(rows, clock, table, tokens):
 
 
 class LSTMByOperators(torch.autograd.Function):
-    """As LSTM. The third gate, g = tanh(x), is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
+    """As LSTMPointwise. The gate g = tanh(x) is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, weight):
@@ -278,7 +278,7 @@ def third_gate(weight, factor):
 
 
 class GRUByOperators(torch.autograd.Function):
-    """As GRU."""
+    """As GRUPointwise."""
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, weight, bias):
@@ -340,11 +340,11 @@ def gru_sweep(layer, table, clock, tokens, sizes, compiled):
     weight, bias = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
     if by_operators(table, weight, compiled):
         return GRUByOperators.apply(table, clock, tokens, sizes, weight, bias)
-    return GRU.apply(table, clock, tokens, sizes, compiled, weight, bias)
+    return GRUPointwise.apply(table, clock, tokens, sizes, compiled, weight, bias)
 
 
 def lstm_sweep(layer, table, clock, tokens, sizes, compiled):
     weight = layer.weight_hh_l0
     if by_operators(table, weight, compiled):
         return LSTMByOperators.apply(table, clock, tokens, sizes, weight)
-    return LSTM.apply(table, clock, tokens, sizes, compiled, weight)
+    return LSTMPointwise.apply(table, clock, tokens, sizes, compiled, weight)
