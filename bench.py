@@ -44,7 +44,7 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
 }
 
 
-NOT_HERE = "list", "all", "report", "jobs", "overwrite"  # of reverse.py's flags
+NOT_HERE = "list", "all", "report", "jobs", "overwrite", "model", "pe"  # of reverse.py's flags
 
 
 def task_of(name, device, more):
@@ -140,7 +140,8 @@ def profile(name, task, device, steps):
 
 
 def made_on(content):
-    return f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
+    on = f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
+    return ", ".join([on, *map(str, content.get("flags", []))])
 
 
 def table(content):
@@ -203,7 +204,7 @@ def main(argv=None):
             return 0
         reverse_args, given = flags.parse(Reverse, more)
         if wrong := [name for name in NOT_HERE if name in given]:
-            raise Refused(f"--{wrong[0]} is for trials: bench.py measures steps")
+            raise Refused(f"--{wrong[0]} is for trials: bench.py measures steps, of what --only names")
         if isinstance(reverse_args.seed, range):
             raise Refused("--seed takes one number here")
         device = machine.choose_device(reverse_args.device)

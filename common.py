@@ -6,6 +6,7 @@ is the number of states, and in Mamba's shapes D is its 2 H channels. Inside a m
 ...), as in torch.nn.GRU. suite/fast.py computes the same numbers sooner.
 """
 
+import bisect
 import math
 from typing import NamedTuple
 
@@ -205,7 +206,7 @@ class Sinusoid(Encoding):
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
         n = size // 2  # of these frequencies, the first that is kept and one past the last
-        self.kept = [sum(i / n < x for i in range(n)) for x in self.bands]
+        self.kept = [bisect.bisect_left(range(n), x, key=lambda i: i / n) for x in self.bands]
         if self.kept[0] == self.kept[1]:
             low, high = self.bands
             raise Refused(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
@@ -586,8 +587,18 @@ def running(extreme, x):
     return x
 
 
+CELLS = 2**26  # of tables of edit distances at a time: int32 counts them
+
+
 def damerau_levenshtein(a, b):
-    """Unrestricted Damerau-Levenshtein distances of N pairs: a (N, La), b (N, Lb) -> (N,).
+    """Unrestricted Damerau-Levenshtein distances of N pairs: a (N, La), b (N, Lb) -> (N,)."""
+    some = max(1, CELLS // ((len(a[0]) + 1) * (len(b[0]) + 1)))
+    parts = [edit_distances(a[n : n + some], b[n : n + some]) for n in range(0, len(a), some)]
+    return np.concatenate(parts)
+
+
+def edit_distances(a, b):
+    """As damerau_levenshtein, of not too many pairs.
 
     The algorithm of Lowrance and Wagner, a row of the table at a time for all pairs together: a transposition
     joins the last row k < i with a_k = b_j and the last column l < j with b_l = a_i; insertions along a row

@@ -21,10 +21,11 @@ are measured on the first 16,384 tokens of the validation text.
 At full size a trial is for a GPU; at quick scale it takes about a minute on one core of an AMD EPYC.
 """
 
-from suite import cli, fast, machine, tables
+from suite import cli, fast, files, machine, tables
 from suite.claims import Claim, Figure, metric
 from suite.fetch import fetch
 from suite.flags import AT_LEAST_2, COUNT, as_words, cross, declare
+from suite.progress import say
 from suite.task import Task
 from suite.trial import load_weights, refuse_other_flags
 
@@ -33,6 +34,7 @@ import hashlib
 import math
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +204,8 @@ class Shakespeare(Task):
             raise Refused(f"--sample {self.args.sample!r} is empty, or has what does not occur in --data")
         model, tokens = self.model().to(device), self.tokenizer.encode(pieces).tolist()
         load_weights(model, path, device, "model")
+        if not files.finished_metrics(self.folder):
+            say(f"{self.folder} is not finished: sampled as its last checkpoint would", file=sys.stderr)
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(400):
             inputs = torch.tensor([tokens[-self.args.context :]], device=device)

@@ -10,8 +10,8 @@
 
 Here --vocab (K) counts pieces. --length (L) is the most tokens that are predicted of a paragraph, from its
 first on. --batch counts paragraphs. This is the paper's negative result: expect no gain in test perplexity
-from the encoding. At quick scale, on WikiText-2, the test perplexity ends near 60, where a unigram model
-has 224.
+from the encoding. At quick scale, trained on WikiText-2's validation text, the test perplexity ends near 60,
+where a unigram model has 224.
 
 The text has one paragraph per line. Blank lines are dropped, and so are headings, which begin with " =".
 SentencePiece learns the pieces from the training split: its unigram model, with its defaults but for the
@@ -399,7 +399,11 @@ def read_split(folder, split, vocab, length):
     counts = np.minimum(np.diff(ends) - 1, length)
     if not (counts > 0).any():
         raise Refused(f"no paragraph of {split} has two pieces: nothing to predict")
-    return Split(tokens, len(counts), ends[:-1][counts > 0], counts[counts > 0])
+    starts, known = ends[:-1][counts > 0], tokens != UNKNOWN
+    known[starts] = False  # a first piece is not predicted
+    if not known.any():
+        raise Refused(f"all pieces of {split} are unknown: nothing to predict")
+    return Split(tokens, len(counts), starts, counts[counts > 0])
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def progress(folder):
     if (path := folder / "curve.csv").exists():
         try:
             curve = checked(path, curve_of)
-            iterations, seconds = int(curve["iteration"][-1]), curve["seconds"][-1]
+            if curve["iteration"]:  # it has its first row after --log-every iterations
+                iterations, seconds = int(curve["iteration"][-1]), curve["seconds"][-1]
         except Broken as error:
             faults.append(str(error))
     return state, iterations, seconds, faults
@@ -96,20 +97,21 @@ BEYOND = "Beyond the paper"
 
 
 LEGEND = """\
-- **yes**: the 95% interval of the difference lies above zero.
-- **no**: it lies below zero; the opposite is shown.
-- **undecided**: neither is shown: it holds zero or, of a primary claim, the corrected p is above .05.
+- **yes**: the 95% interval of the difference lies above zero; of a primary claim, the corrected p too is
+  below .05.
+- **no**: the same below zero; the opposite is shown.
+- **undecided**: neither is shown.
 - **not enough trials**: fewer than three on a side.
 
-That something does *not* help is "yes" where the interval lies within the margin or below zero, and "no"
-where it lies above zero. Intervals and p-values (two-sided) are those of Welch's t test, or of a paired t
-test where two numbers of the same trials are compared. A claim over two controls has to be true of both: the
-numbers are those of the weaker comparison. In tables and pictures the interval is the paper's, of a mean, by
-percentile bootstrap.
+That something does *not* help is "no" where the interval lies above zero, however little, and else "yes"
+where it lies within the margin or below zero. Intervals and p-values (two-sided) are those of Welch's t test,
+or of a paired t test where two numbers of the same trials are compared. A claim over `none` and a control has
+to be true of both: the numbers are those of the weaker comparison. In tables and pictures the interval is the
+paper's, of a mean, by percentile bootstrap.
 
-Claims in bold are **primary**: the paper's own sentences and, a family of their own, a few on what is beyond
-it. Their p-values are corrected by Holm's method among those of a scale, and the corrected p decides; the
-interval beside it is not corrected.
+Claims in bold are **primary**: the few of the paper's sentences that its title rests on and, a family of
+their own, a few on what is beyond it. Their p-values are corrected by Holm's method among those of a scale;
+the interval beside it is not.
 """
 
 
@@ -152,7 +154,7 @@ def sections(out, scales):
         for scale in scales:
             for name, trials in trials_of_scale(task, out, scale).items():
                 figure, claims = task.figures[name], [one for one in task.claims if one.figure == name]
-                outcomes, broken = load(figure, claims, [(one.flags, one.task.folder) for one in trials])
+                outcomes, broken = load(figure, claims, trials)
                 verdicts = judge_all(claims, name, scale, outcomes)
                 primary = sum(one.claim.primary for one in verdicts)
                 found.append(Section(task, scale, name, figure, outcomes, broken, verdicts, primary))

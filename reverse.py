@@ -88,6 +88,11 @@ class VariableLength(Reverse):
     def check(self):
         if self.args.min_length > self.length:
             raise Refused(f"--min-length {self.args.min_length} is above --length {self.length}")
+        if 2 * self.args.held_out > self.exist():
+            what = (
+                f"of the {self.exist()} sequences of length {self.args.min_length}, which are trained on too"
+            )
+            raise Refused(f"--held-out {self.args.held_out} is more than half {what}")
         if self.args.encode != "both":
             what = "with --min-length every row ends its input at a step of its own"
             raise Refused(f"--encode {self.args.encode} is one part of the steps: {what}")

@@ -276,10 +276,12 @@ class Stability(DualFrequency):
             if code := train([training], stop)[0]:
                 return code
         refuse_other_flags(self.folder, self.config)
+        before = files.read_usable_json(path := self.folder / "stability.json", "by_condition")
+        if before and not args.overwrite and (what := self.other_settings(before)):
+            raise Refused(f"{path} {what}: --overwrite replaces them")
         content, missing = self.measured(args.overwrite)
         if not missing and not content["by_condition"][CONDITIONS[0]]:
-            how = "train the trial first (--train), with --snapshot-every above 0"
-            raise Refused(f"{self.folder} has no snapshots: {how}")
+            raise Refused(f"{self.folder} has no snapshots: {self.how_to_get_snapshots()}")
         if lost := [path.name for path in missing.values() if not path.exists()]:
             names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
             how = "reverse.py --dual-freq --overwrite trains it anew"
@@ -291,11 +293,29 @@ class Stability(DualFrequency):
         with lock:
             return self.measure(argv, stop)
 
+    def how_to_get_snapshots(self):
+        if files.finished_metrics(self.folder):
+            return "reverse.py --dual-freq --overwrite --snapshot-every N trains it anew, and keeps them"
+        return "train the trial first (--train), with --snapshot-every above 0"
+
+    def other_settings(self, content):
+        """The settings of a stability.json in words, where they are not these; else None."""
+        names = ("pairs", "target")
+        if all(content.get(name) == getattr(self.args, name) for name in names):
+            return None
+        return "has the numbers of " + " ".join(f"--{name} {content.get(name)}" for name in names)
+
+    def unlike(self, content):
+        if (what := super().unlike(content) or self.other_settings(content)) or not is_whole(content):
+            return what
+        lacking = len(self.measured()[1])
+        return f"lacks {lacking} snapshots: stability.py goes on with them" if lacking else None
+
     def measured(self, anew=False):
-        """The content of stability.json, of the same pairs, and {iteration: file} of what it lacks."""
-        settings = {"pairs": self.args.pairs, "target": self.args.target}
+        """The content of stability.json, and {iteration: file} of what it lacks."""
         content = files.read_usable_json(self.folder / "stability.json", "by_condition")
-        if anew or content is None or not settings.items() <= content.items() or not is_whole(content):
+        if anew or content is None or self.other_settings(content) or not is_whole(content):
+            settings = {"pairs": self.args.pairs, "target": self.args.target}
             content = settings | {"by_condition": {c: {} for c in CONDITIONS}, "seconds": 0.0}
         known = set(map(int, content["by_condition"][CONDITIONS[0]]))
         return content, {i: path for i, path in self.snapshots(known).items() if i not in known}
@@ -391,23 +411,10 @@ def by_iteration(outcome):
         yield panel, outcome.flags["pe"], {int(iteration): value for iteration, value in values.items()}
 
 
-def unlike(outcomes, scale):
-    """A line for each model whose trials should not be compared."""
-    kinds = {}
-    for one in outcomes.finished():
-        last = max(map(int, one.metrics["by_condition"][CONDITIONS[0]]))
-        kind = f"({one.metrics.get('pairs')}, {one.metrics['target']}, {last})"
-        kinds.setdefault(one.flags["model"], set()).add(kind)
-    differ = "trials differ in (pairs, target, last snapshot)"
-    return [
-        f"  {model} {differ}: {', '.join(sorted(kind))}" for model, kind in kinds.items() if len(kind) > 1
-    ]
-
-
 AMONG_FREQUENT = ("frequent/frequent", "rare/frequent")
 METRICS = {f"stability at the last snapshot, {c} (target/disturbants)": at(max, c) for c in CONDITIONS}
 ALIKE = "stability (1: gradients are the same,\n0: have nothing in common)"
-CURVES = dict(curves=by_iteration, y=ALIKE, file="stability.json", note=unlike)
+CURVES = dict(curves=by_iteration, y=ALIKE, file="stability.json")
 FIGURES = {"fig5": Figure("Gradient stability", METRICS, "iteration of the snapshot", **CURVES)}
 
 FIRST, LAST = at(min, *AMONG_RARE), at(max, *AMONG_RARE)

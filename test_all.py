@@ -423,6 +423,9 @@ def plain_distance(a, b):
 
 def test_metrics_by_hand():
     pairs = [([1, 2], [2, 1], 1), ([1, 2, 3, 4], [2, 1, 4, 3], 2), ([1], [1], 0), ([3, 1], [1, 2, 3], 2)]
+    with mock.patch.object(common, "CELLS", 60):  # two pairs at a time
+        a, b = ([[*range(n, n + 4)] for n in range(k, k + 7)] for k in (0, 1))
+        assert common.damerau_levenshtein(a, b).tolist() == [2] * 7
     for a, b, wanted in pairs:  # the last, CA -> ABC: 2 for the unrestricted distance only
         assert common.damerau_levenshtein([a], [b]).tolist() == [wanted] == [plain_distance(a, b)], (a, b)
     rng = np.random.default_rng(7)
@@ -808,6 +811,8 @@ def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
             code, _, err = command(words)
             assert code == trial.NOT_FINITE and re.search(r"between iterations \d+ and \d+", err), err
             assert err.count("\n") == 1 and not (folder_in(folder) / "result.json").exists()
+            kept = (folder_in(folder) / "last.pt").exists()
+            assert ("is kept" in err, "nothing was saved" in err) == (kept, not kept), err
             for path in folder_in(folder).glob("*.pt"):
                 assert all(v.isfinite().all() for v in load(path)["model"].values()), "the kept one is good"
             assert command(words)[0] == trial.NOT_FINITE
@@ -821,6 +826,8 @@ def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
         with mock.patch.object(Reverse, "evaluate", told):
             code, _, err = command(SMOKE)
         assert code == trial.STOPPED and "the same command evaluates" in err, err
+        with mock.patch.object(Reverse, "evaluate", told):
+            assert "same command without --overwrite evaluates" in command(f"{SMOKE} --overwrite")[2]
         code, out, _ = command(SMOKE)
         assert code == 0 and "continuing from last.pt, iteration 20" in out, out
 
@@ -861,6 +868,7 @@ def test_what_a_trial_leaves():
         assert np.allclose(curve[:, 1:3], each.mean(1), rtol=1e-6)
         t = trial_of("--scale smoke --iterations 1000000")
         t.iteration, t.seconds, shown = 3, 3.0, progress.Progress(t.args, True)  # a second each
+        shown.live.wanted = False  # though this may be a terminal
         said = [captured(lambda: shown.show(t, 0.1))[1] for _ in range(2)]
         left = "999,997 iterations are left, about 12 days on this CPU; --scale quick takes minutes\n"
         assert said == [left, ""]
@@ -873,7 +881,10 @@ REFUSED = """
     --length 2147483647 --embed 2147483646 ~ memory | --embed 7 ~ even | --seed 5-3 ~ --seed
     --length 4 --min-length 5 ~ --min-length 5 is above --length 4 | --vocab 2 --length 3 ~ 8 sequences
     --vocab 2 --length 3 --held-out 5 ~ half is the limit | --pe rotary ~ --pe | --list fig99 ~ fig99
-    --list fig2 --vocab 31 ~ no trial | --precision bf16 ~ CPU | --vocab 15 --dual-freq ~ odd
+    --list fig2 --vocab 31 ~ that --vocab: there is 8, 16 | --list fig2 --all fig2 ~ --list and --all
+    --scale desk --list fig2 --lr 1 ~ 50 of these 150 trials | --jobs 2 ~ --jobs is for --all | --out= ~ empty
+    --min-length 1 --vocab 32 --held-out 17 ~ half of the 32 sequences of length 1
+    --precision bf16 ~ CPU | --vocab 15 --dual-freq ~ odd
     --warmup 11 --iterations 10 ~ --warmup 11 is above --iterations 10 | --beta2 1 ~ --beta2
     --dual-freq --min-length 3 ~ --min-length | --dual-freq --held-out 100 ~ multiple
     --dual-freq --vocab 2 --length 3 --held-out 12 ~ 4 sequences | --combine add --pe none ~ --combine
@@ -943,6 +954,7 @@ def test_list_and_its_filters():
     assert len(listed("--list")) == sum(sizes.values()) - shared
     one = "--model gru --pe sin --vocab 32 --seed 3"
     assert listed(f"--list fig2 --jobs 3 {one}") == [f"python reverse.py {one}"]
+    assert len(listed("--scale desk --list fig2 --iterations 9 --model gru")) == 50
     (carried,) = listed(f"--list fig2 {one} --out 'a b' --beta2 0.98")
     args, given = suite.flags.parse(Reverse, shlex.split(carried)[2:])
     assert args.out == "a b" and given["beta2"] == 0.98
@@ -1184,6 +1196,7 @@ def test_broken_files_are_named_and_the_others_reported():
         (folders[-1] / "result.json").unlink()
         bad = [b"", b'{"metrics": {"token_acc', b"[]", b"\xff\xfe", without("metrics", [1]), b"[" * 10**5]
         bad += [without("seconds", x) for x in ("5", math.nan, 1e308, -1)] + [without("config", 3)]
+        bad += [without("config", {"pe": "dup"})]  # a folder that was copied
         bad += [without("by_condition", x) for x in ({}, [], "x", {c: [] for c in reverse.CONDITIONS})]
         for content in bad:
             path.write_bytes(content)
@@ -1417,7 +1430,15 @@ def test_stability_from_trial_to_report():
         assert not task.result() and evaluated(f"--trial {folder} --pairs 8") == 1 and task.result()
         assert saved() == first
         path.write_text(path.read_text()[:-100])
-        assert [evaluated(smoke + more) for more in ("", " --overwrite", " --target 1", "")] == [10] * 4
+        assert [evaluated(smoke + more) for more in ("", " --overwrite", " --overwrite --target 1")] == [
+            10
+        ] * 3
+        refuses("has the numbers of --pairs 8 --target 1: --overwrite replaces them", smoke, Stability)
+        assert "left out" in command(f"{smoke} --report", Stability)[1]
+        assert evaluated(f"{smoke} --overwrite") == 10
+        files.write_json(path, read_json(path) | {"by_condition": fewer})
+        assert "lacks 1 snapshots" in (out := command(f"{smoke} --report", Stability)[1]), out
+        assert evaluated(smoke) == 1
         out = command(f"{smoke} --report", Stability)[1]
         assert saved() == first and all(f"{values['20']:.4f}" in out for values in first.values()), out
 
@@ -1652,8 +1673,9 @@ def test_packed_paragraphs_equal_padded_ones():
     targets, real = rows[:, 1:].clamp(min=0), rows[:, 1:] >= 0
     known, as_on_cuda = targets[real] != 0, mock.patch.object(sweeps, "by_operators", lambda *_: False)
     with workplace():
-        lm_tokens([[3, 0]])
+        lm_tokens([[3, 7]])
         none = lm_task().training_episode(1)
+        none.known.zero_()
     for kind, pe in [*itertools.product(("gru", "lstm"), ENCODINGS[:5]), ("lstm", "learned --combine add")]:
         with workplace():
             lm_tokens()
@@ -2061,6 +2083,9 @@ def main(words):
     if words[:1] == ["--on-card"]:
         globals()[words[1]].__wrapped__()
         return 0
+    if words[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     counts = Counter(failed=0, passed=0)
     for name, test in list(globals().items()):
         if not name.startswith("test_") or (words and not any(word in name for word in words)):
@@ -2077,6 +2102,9 @@ def main(words):
         print(f"{said} {time.monotonic() - start:6.2f} s  {name}", flush=True)
     skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
     print(f"{counts['passed']} passed, {counts['failed']} failed{skipped}")
+    if not counts.total():
+        print(f"no test has {' or '.join(words)} in its name", file=sys.stderr)
+        return 2
     return 1 if counts["failed"] else 0
 
 

@@ -6,12 +6,13 @@ raise SystemExit(cli.main(Task))      # at the end of a script; Task is a subcla
 from suite import flags, machine, tables
 from suite.flags import Listed
 from suite.progress import Live, duration, say
-from suite.trial import FAILED, RUNNING_ELSEWHERE, STOPPED, Stop, Trial, train
+from suite.trial import FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED, Stop, Trial, again, train
 
 import argparse
 import collections
 import ctypes
 import inspect
+import itertools
 import os
 import re
 import shlex
@@ -30,7 +31,8 @@ from common import Refused
 
 SET_DEATH_SIGNAL = 1  # of Linux's prctl
 PARENT = "SUITE_PARENT"  # in a job's environment, the process that started it
-ENDS = {RUNNING_ELSEWHERE: "runs elsewhere", STOPPED: "stopped, saved", -signal.SIGKILL: "killed"}
+ENDS = {RUNNING_ELSEWHERE: "runs elsewhere", STOPPED: "stopped, saved", NOT_FINITE: "not finite"}
+ENDS[-signal.SIGKILL] = "killed"
 
 
 def end_with_parent():
@@ -104,13 +106,14 @@ class Campaign:
         self.all, self.waiting, self.running, self.ended = jobs, [], [], []
         self.at_once, self.cuda, self.stop = min(at_once, len(jobs)), cuda, stop
         self.codes, self.live = [], Live()
+        self.anew = jobs[0].tasks[0].args.overwrite
 
     def run(self):
         """-> the worst exit code. A job that was stopped from outside ends them all."""
         self.stop.training, self.stop.saving = True, "stopping and saving all that runs"  # in the processes
         self.waiting = [job for job in self.all if not job.is_finished()]
         self.stop.jobs = self.running
-        begun = sum((job.tasks[0].folder / "last.pt").exists() for job in self.waiting)
+        begun = 0 if self.anew else sum((job.tasks[0].folder / "last.pt").exists() for job in self.waiting)
         what = f"{self.done()} done before, {begun} to be continued, {self.at_once} at a time"
         say(f"{len(self.all)} commands, {what}")
         told = False
@@ -139,8 +142,11 @@ class Campaign:
 
     def take_back(self, job):
         self.running.remove(job)
-        self.ended.append(job)
         code = job.end()
+        if code == -signal.SIGTERM and self.stop.requested:  # it had not begun to listen
+            self.waiting.append(job)
+            return
+        self.ended.append(job)
         self.codes.append(code if code >= 0 else FAILED)
         self.stop.requested |= code == STOPPED
         self.live.close()
@@ -177,8 +183,11 @@ class Campaign:
         counts = {"saved": saved, "failed": failed, "running elsewhere": elsewhere}
         counts["not begun"] = len(self.waiting)
         others = [f", {n} {what}" for what, n in counts.items() if n]
-        again = "; the same command continues" if saved or self.waiting else ""
-        return f"{self.done()} of {len(self.all)} done{''.join(others)}{again}"
+        line = f"{self.done()} of {len(self.all)} done{''.join(others)}"
+        if not (saved or self.waiting):
+            return line
+        untouched = "; what has not begun is as it was" if self.anew and self.waiting else ""
+        return f"{line}; {again(self.all[0].tasks[0].args)} continues{untouched}"
 
 
 def worst(codes):
@@ -209,25 +218,35 @@ def seeds_together(trials):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def some(trials, figure):
-    """Trials of a figure, which are refused where there are none."""
-    if not trials:
-        raise Refused(f"no trial of {figure or 'any figure'} has the flags given")
-    return trials
+def refuse_none(task, args, given, figure):
+    """No trial of a figure has the flags given: say which flag is why."""
+    grids, name = task.grids[args.scale], figure or "any figure"
+    rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
+    for flag in given:
+        values = dict.fromkeys(row[flag] for row in rows if flag in row)
+        wanted = given[flag] if isinstance(given[flag], range) else [given[flag]]
+        if values and not values.keys() & set(wanted):
+            there = ", ".join(str(value) for value in values)
+            raise Refused(f"no trial of {name} at {args.scale} scale has that --{flag}: there is {there}")
+    raise Refused(f"no trial of {name} has the flags given")
 
 
 def listed(task, args, given, figure):
     """The trials of a figure that have the flags given."""
-    return some(flags.grid(task, args, given, figure), figure)
+    if figure in task.grids[args.scale]:
+        flags.refuse_half_set(task, args, given, figure)
+    return flags.grid(task, args, given, figure) or refuse_none(task, args, given, figure)
 
 
 def show(task, args, given, figure):
     found = {}
     for name in [figure] if figure else task.grids[args.scale]:
         if trials := flags.grid(task, args, given, name):
-            found[name] = [(one.flags, one.task.folder) for one in trials]
-    some(found, figure)
-    finished = tables.print_figures(task, args.scale, found, Path(args.out))
+            found[name] = trials
+    if not found:
+        refuse_none(task, args, given, figure)
+    chosen = [flags.flag_in_folder(k, given[k]) for k in sorted(given.keys() & flags.declare(task)[2])]
+    finished = tables.print_figures(task, args.scale, found, Path(args.out), chosen)
     if not finished and (line := other_scales([task], args.out, [args.scale])):
         print(f"\n{line}")
 
@@ -258,6 +277,8 @@ def run(task, args, given, argv, stop):
         raise Refused(f"--{alone[0]} does not go with --all or a range of seeds")
     if args.all is not None:
         trials = listed(task, args, given, args.all)
+        if args.scale == "paper" and not cuda:
+            say("at the paper's scale a trial takes weeks on a CPU; --scale quick takes minutes")
     elif many:
         each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
         trials = [Listed({}, [*argv, "--seed", str(one.seed)], flags.complete(task, one)) for one in each]
@@ -278,6 +299,11 @@ def main(task, argv=None):
     argv = sys.argv[1:] if argv is None else argv
     try:
         args, given = flags.parse(task, argv)
+        asked = [f"--{flag}" for flag in ("list", "all", "report") if flag in given]
+        if len(asked) > 1:
+            raise Refused(f"{' and '.join(asked)}: one at a time")
+        if "jobs" in given and not asked and not isinstance(args.seed, range):
+            raise Refused("--jobs is for --all, or for a range of seeds")
         if args.list is not None:
             for one in listed(task, args, given, args.list):
                 print(f"python {task.name}.py {shlex.join(one.words)}")

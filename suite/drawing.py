@@ -60,7 +60,7 @@ def pictures(figure, stem, outcomes, out):
 
 
 def at_both_ends(outcomes):
-    """Those with a curve, without a clock and with it, of each model's smallest and largest vocabulary."""
+    """Those with a curve, of none, constant and sin, at each model's smallest and largest vocabulary."""
     found = []
     for model in dict.fromkeys(flags["model"] for flags, _ in outcomes.trials):
         smallest, largest = (outcomes.where(model=model).where(vocab=end).trials for end in (min, max))

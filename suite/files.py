@@ -142,8 +142,11 @@ def load_tensors(path, device):
 
 
 def clear(folder):
-    """Delete all but the lock; config.json last, since it vouches for the checkpoints."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
+    """Delete all but the lock. If that is cut short nothing old comes back: what would be taken for done, or
+    continued, goes first, and config.json, which vouches for the rest, last."""
+    order = ["result.json", "previous.pt", "last.pt", "", "config.json"]
+    place = lambda path: order.index(path.name if path.name in order else "")
+    for path in sorted(folder.iterdir(), key=place):
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name != "lock":

@@ -43,7 +43,7 @@ def number(kind, wanted, accept):
             value = None
         if value is None or not accept(value) or not math.isfinite(value):
             raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
+        return value + 0  # -0.0 + 0 is 0.0, which names the same folder
 
     return convert
 
@@ -90,6 +90,12 @@ def one_line(text):
 
 def file_path(text):
     return Path(one_line(text))
+
+
+def folder(text):
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: an unset variable?")
+    return one_line(text)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -174,10 +180,15 @@ def trial_flags(flag):
 
 def run_flags(flag):
     flag("--device", "auto", "auto: cuda if there", choices=["auto", "cpu", "cuda"])
-    flag("--out", "runs", "folder of all trials", metavar="FOLDER")
+    flag("--out", "runs", "folder of all trials", type=folder, metavar="FOLDER")
     flag("--overwrite", False, "delete the trial's folder and start anew", action="store_true")
     flag("--save-every", 5000, "iterations between checkpoints", type=COUNT)
-    flag("--snapshot-every", None, "iterations between kept weights, 0: none", type=NATURAL)
+    flag(
+        "--snapshot-every",
+        None,
+        "iterations between kept weights (0: none; --dual-freq: 5000 or, if less, iterations/10)",
+        type=NATURAL,
+    )
     flag("--log-every", 100, "iterations per row of curve.csv", type=COUNT)
 
 
@@ -204,7 +215,7 @@ def model_flags(flag):
 
 
 def training_flags(flag):
-    flag("--held-out", None, "test sequences, never trained on (1024)", type=COUNT)
+    flag("--held-out", None, "test sequences, never trained on (1024; --dual-freq: 64 L)", type=COUNT)
     flag("--warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", type=NATURAL)
     flag("--beta2", 0.999, "Adam's second decay; released code: 0.98", type=FRACTION)
     flag("--eps", 1e-8, "Adam's epsilon; released code: 1e-9", type=NOT_NEGATIVE)
@@ -212,7 +223,7 @@ def training_flags(flag):
 
 
 def computing_flags(flag):
-    auto = "suite/fast.py; torch: torch.nn; auto: fast, but torch for a small lstm or s4d on a CPU"
+    auto = "suite/fast.py; torch: torch.nn; auto: fast, but on a CPU torch for small lstm, s4d or batches"
     flag("--engine", "auto", f"fast: {auto}", choices=["auto", "fast", "torch"])
     precisions = "of products (CUDA: tf32, CPU: fp32); bf16 trains in folders of its own, is tested in tf32"
     flag("--precision", None, precisions, choices=["fp32", "tf32", "bf16"])
@@ -277,6 +288,7 @@ def folder_name(task, config, usual):
 
 def flag_in_folder(flag, value):
     name = flag.replace("_", "-")
+    value = f"{value[0]}-{value[-1]}" if isinstance(value, range) else value
     return name if value is True else f"{name}={value}"
 
 
@@ -322,6 +334,18 @@ def grid(task, args, given, figure):
             found = complete(task, argparse.Namespace(**(vars(args) | typed)))
             trials.setdefault(found.folder, Listed(flags, words, found))
     return list(trials.values())
+
+
+def refuse_half_set(task, args, given, figure):
+    """Refuse a flag that a part of a figure's trials set: it would select of these and change the others."""
+    rows = task.grids[args.scale][figure]
+    values = {k: v if isinstance(v, range) else [v] for k, v in given.items()}
+    for flag in given:
+        rest = [row for row in rows if all(row[k] in values[k] for k in row.keys() & values.keys() - {flag})]
+        own = [row for row in rest if flag in row]
+        if own and len(own) < len(rest):
+            what = f"{len(own)} of these {len(rest)} trials of {figure} have their own --{flag}"
+            raise Refused(f"{what}: say by other flags, such as --model, which ones are meant")
 
 
 def trials_of_scale(task, out, scale):

@@ -92,7 +92,7 @@ def choose_engine(task, device):
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
     always = cuda or task.fast_at_every_size or asked == "fast"
     chosen = known and (always or by_hand_is_sooner(args))
-    wanted = chosen and cuda  # on a CPU fast.py has nothing that gains by being compiled
+    wanted = chosen and cuda  # on a CPU it gains a tenth at most, and every trial would wait for it
     fault = compiling.compile_fault(device.type) if wanted else None
     return make_engine(
         "fast" if chosen else "torch",

@@ -21,13 +21,16 @@ def say_once(text):
     say(text, file=sys.stderr)
 
 
+DAY = 86400  # seconds
+
+
 def duration(seconds):
     return str(datetime.timedelta(seconds=round(seconds))) if 0 <= seconds < 1e10 else "unknown"
 
 
 def in_words(seconds):
     """A long duration in its largest unit."""
-    for unit, length in (("years", 365 * 86400), ("days", 86400), ("hours", 3600)):
+    for unit, length in (("years", 365 * DAY), ("days", DAY), ("hours", 3600)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds / 60:.0f} minutes"
@@ -100,7 +103,8 @@ class Progress:
         done, seconds = trial.iteration - self.first, trial.seconds - self.started
         speed = f"{done / seconds:.1f} it/s" if done > seconds else f"{seconds / done:.1f} s/it"
         text = f"iteration {row[0]}/{self.args.iterations}  loss {row[1]:.4f}  accuracy {row[2]:.4f}"
-        return f"{self.label}{text}  {speed}  {duration(self.left(trial))} left"
+        left = self.left(trial)
+        return f"{self.label}{text}  {speed}  {duration(left) if left < 2 * DAY else in_words(left)} left"
 
     def evaluating(self):
         if self.live.wanted:

@@ -73,20 +73,21 @@ def progress_of(text):
 def curve_of(text):
     """curve.csv -> {column: [values]}"""
     header, *rows = [line.split(",") for line in text.splitlines()] or [[]]
-    if not rows or any(len(row) != len(header) for row in rows):
+    if any(len(row) != len(header) for row in rows):
         raise ValueError("its lines are not all of the same columns")
-    values = [[number(float(word), name) for name, word in zip(header, row)] for row in rows]
-    curve = dict(zip(header, map(list, zip(*values))))
+    curve = {name: [number(float(row[n]), name) for row in rows] for n, name in enumerate(header)}
     if missing := {"iteration", "loss", "accuracy", "seconds"} - curve.keys():
         raise ValueError(f"it has no column {min(missing)}")
     return curve
 
 
-def outcome_of(figure, flags, text, curve):
+def outcome_of(figure, flags, task, text, curve):
     """The Outcome in result.json, or in a figure's own file."""
     content = dictionary(json.loads(text), "it")
     metrics = content["metrics"] if figure.file == "result.json" else content
     config = dictionary(content.get("config", {}), "config")
+    if what := task.unlike(content):
+        raise ValueError(f"it {what}")
     for name in ("vocab", "length"):
         number(config.get(name, 1), name, 1)
     seconds = number(content["seconds"], "seconds", 0, LONGEST)
@@ -94,12 +95,12 @@ def outcome_of(figure, flags, text, curve):
     return Outcome(flags, dictionary(metrics, "metrics"), config, content, seconds, texts, curve)
 
 
-def read_outcome(figure, claims, flags, folder):
+def read_outcome(figure, claims, flags, task):
     """A finished trial, of which all metrics are numbers; raises Broken."""
-    curve = checked(folder / "curve.csv", curve_of) if figure.curve else {}
+    curve = checked(task.folder / "curve.csv", curve_of) if figure.curve else {}
 
     def parse(text):
-        outcome = outcome_of(figure, flags, text, curve)
+        outcome = outcome_of(figure, flags, task, text, curve)
         for name, metric in figure.metrics.items():
             number(metric(outcome), name)
         for claim in claims:
@@ -110,7 +111,7 @@ def read_outcome(figure, claims, flags, folder):
                 number(value, line)
         return outcome
 
-    return checked(folder / figure.file, parse)
+    return checked(task.folder / figure.file, parse)
 
 
 def add_curve(outcome, folder):
@@ -120,15 +121,15 @@ def add_curve(outcome, folder):
 
 
 def load(figure, claims, trials):
-    """[(flags, folder)] -> (Outcomes, a line for every file that cannot be used)."""
+    """[flags.Listed] -> (Outcomes, a line for every file that cannot be used)."""
     found, broken = [], []
-    for flags, folder in trials:
+    for flags, _, task in trials:
         outcome = None
         try:
-            if (folder / figure.file).exists():
-                outcome = read_outcome(figure, claims, flags, folder)
+            if (task.folder / figure.file).exists():
+                outcome = read_outcome(figure, claims, flags, task)
                 if figure.training:
-                    add_curve(outcome, folder)
+                    add_curve(outcome, task.folder)
         except Broken as error:
             broken.append(str(error))
         found.append((flags, outcome))
@@ -193,8 +194,8 @@ def mean_columns(name, metric):
 
 MEANING = """\
   yes: the 95% interval of the difference (t test) lies above zero; no: below it; undecided: neither is shown.
-  [low, high] is that interval, p two-sided. In tables and pictures: the 95% percentile bootstrap interval of
-  a mean, as in the paper. Of primary claims p is corrected (Holm, as for ten), and decides."""
+  [low, high] is that interval, p two-sided. Of a primary claim p decides instead, corrected for ten (Holm).
+  In tables and pictures: the 95% percentile bootstrap interval of a mean, as in the paper. vanilla: none."""
 
 
 def figure_lines(figure, scale, outcomes, broken, verdicts):
@@ -217,16 +218,16 @@ def figure_lines(figure, scale, outcomes, broken, verdicts):
 
 
 def missing(outcomes, most=8):
-    """A line that names the cells whose trials are not all finished, by the flags in which cells differ."""
+    """A line that names the cells that lack trials, by the flags in which cells differ, and how many."""
     found, cells = outcomes.cells(), []
     differ = {item for cell in found for item in cell if not all(item in other for other in found)}
     for cell, trials in found.items():
         if lacking := len(trials.trials) - len(trials.finished()):
             told = [(k, v) for k, v in cell if (k, v) in differ and v is not None]
             words = " ".join(k.replace("_", "-") if v is True else str(v) for k, v in told) or "all"
-            cells.append(f"{words} ({lacking} of {len(trials.trials)})")
+            cells.append(f"{words} ({lacking})")
     more = f" and {len(cells) - most} more" if len(cells) > most else ""
-    return [f"  not finished: {', '.join(cells[:most])}{more}"] if cells else []
+    return [f"  still to run: {', '.join(cells[:most])}{more}"] if cells else []
 
 
 def few_trials(verdicts):
@@ -236,17 +237,20 @@ def few_trials(verdicts):
         return []
     reach = t_quantile(0.025, 2 * n - 2) * np.sqrt(2 / n)
     return [
-        f"  With n = {n}, only a difference above {reach:.1f} standard deviations is told from zero.",
+        f"  With n = {n}, a difference is told from zero above {reach:.1f} standard deviations of a seed.",
         "  A smaller one is undecided until there are more seeds: the installation is in order.",
     ]
 
 
-def picture_stem(task, name, scale):
-    return "-".join([task.name, name, *([] if scale == "paper" else [scale])])
+def picture_stem(task, name, scale, chosen=()):
+    return "-".join([task.name, name, *([] if scale == "paper" else [scale]), *chosen])
 
 
-def print_figures(task, scale, figures, out):
-    """Print and draw figures of a task, {name: [(flags, folder), ...]} -> how many trials are finished."""
+def print_figures(task, scale, figures, out, chosen):
+    """Print and draw figures of a task, {name: [flags.Listed]} -> how many trials are finished.
+
+    `chosen` has the given flags that make them another figure than the scale's, as in a folder's name.
+    """
     finished, judged = 0, 0
     for name, trials in figures.items():
         figure, claims = task.figures[name], [claim for claim in task.claims if claim.figure == name]
@@ -258,7 +262,7 @@ def print_figures(task, scale, figures, out):
         print(f"\n{name} ({scale} scale): {figure.title}. {done} of {len(trials)} trials finished")
         print(*figure_lines(figure, scale, outcomes, broken, verdicts), sep="\n")
         if CAN_DRAW and len(outcomes.texts()) == 1:
-            for path, drawn, part in pictures(figure, picture_stem(task, name, scale), outcomes, out):
+            for path, drawn, part in pictures(figure, picture_stem(task, name, scale, chosen), outcomes, out):
                 print(f"  {draw(drawn, scale, path, part, ['.png', '.svg'])}")
     if judged:
         print(f"\n{MEANING}")

@@ -10,6 +10,7 @@ import common
 from common import Refused
 
 NAMED = dict(model="", pe="", vocab="K", length="L")  # flag -> what stands before its value
+ENOUGH = 2**20  # positions: an encoding that can be built with so many can be built with more
 
 
 @functools.cache  # a grid has few of them, and hundreds of trials
@@ -17,6 +18,17 @@ def try_encoding(encoding, positions, embed, bands):
     """Raise Refused now if the encoding cannot be built; on the meta device, so that nothing is computed."""
     with torch.device("meta"):
         encoding(positions, embed, bands=bands)
+
+
+def differences(before, config):
+    """How a file's flags differ from these, in words, or None; one that it lacks was at its default."""
+    differ = [k for k in sorted(before.keys() & config.keys()) if before[k] != config[k]]
+    if not differ:
+        return None
+    names = [k if k.endswith("sha256") else f"--{k.replace('_', '-')}" for k in differ]
+    kind = "text" if any(k.endswith("sha256") for k in differ) else "flags"
+    what = ", ".join(f"{n} {before[k]} there, {config[k]} here" for n, k in zip(names, differ))
+    return f"was made with other {kind}: {what}"
 
 
 class Task:
@@ -83,7 +95,7 @@ class Task:
         if getattr(a, "rotate", False) and getattr(a, "slow", False):
             raise Refused("--rotate has slow states already: leave out --slow")
         try_encoding(
-            common.ENCODINGS[a.pe], min(self.positions(), 2**20), a.embed, self.for_encoding()["bands"]
+            common.ENCODINGS[a.pe], min(self.positions(), ENOUGH), a.embed, self.for_encoding()["bands"]
         )
         if "held_out" in a and a.held_out > (exist := self.exist()):
             raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that exist")
@@ -188,6 +200,10 @@ class Task:
     def result(self):
         """The metrics of the trial if it is done, else None."""
         return files.finished_metrics(self.folder)
+
+    def unlike(self, content):
+        """Why the content of a result's file is not to be reported as this trial's, in words; or None."""
+        return differences(content.get("config", {}), self.config)
 
     def hint(self):
         """A line to print below the metrics of a finished trial, if there is anything to say."""

@@ -7,6 +7,7 @@ was stopped ends with the same bits as one that was not.
 from suite import files, graphs, machine
 from suite.files import Torn
 from suite.progress import Progress, say, say_once, show_metrics
+from suite.task import differences
 
 import contextlib
 import datetime
@@ -89,21 +90,20 @@ class Stop:
 
 
 def refuse_other_flags(folder, config):
-    """Refuse a folder whose config.json has other flags.
+    """Refuse a folder whose files have other flags.
 
-    Its name holds every flag off its default, so that such a file was edited, or a default has changed since.
-    A flag missing from an old config.json was at its default.
+    Its name already tells every flag off its default. If they still differ, a file was edited or copied, or a
+    default has changed.
     """
-    content = files.read_usable_json(folder / "config.json", "config")
-    if content is None:
-        return  # none yet, or torn: the folder's name vouches for it
-    before = content["config"]
-    differ = [k for k in sorted(before.keys() & config.keys()) if before[k] != config[k]]
-    if differ:
-        names = [k if k.endswith("sha256") else f"--{k.replace('_', '-')}" for k in differ]
-        what = ", ".join(f"{n} {before[k]} there, {config[k]} here" for n, k in zip(names, differ))
-        kind = "text" if any(k.endswith("sha256") for k in differ) else "flags"
-        raise Refused(f"{folder} was made with other {kind}: {what} (--overwrite starts anew)")
+    for name in ("config.json", "result.json"):
+        content = files.read_usable_json(folder / name, "config")
+        if content and (what := differences(content["config"], config)):
+            raise Refused(f"{folder} {what} (--overwrite starts anew)")
+
+
+def again(args):
+    """What continues a trial that has saved its state."""
+    return "the same command" + (" without --overwrite" if args.overwrite else "")
 
 
 def load_weights(model, path, device, key=None):
@@ -205,8 +205,10 @@ class Trial:
 
     def record_origin(self):
         """config.json, and a word where a resumed trial will not have the bits of an undisturbed one."""
-        self.origin = machine.provenance(self.task, self.argv, self.model, self.engine, self.device)
         before = files.read_usable_json(self.folder / "config.json", "config")
+        if self.iteration and before:
+            self.keep_snapshot_interval(before.get("run"))
+        self.origin = machine.provenance(self.task, self.argv, self.model, self.engine, self.device)
         threads = self.origin["threads"]
         if before is None:
             files.write_json(self.folder / "config.json", self.origin)
@@ -219,6 +221,13 @@ class Trial:
             say_once(f"not compiled, so the same numbers take longer: torch.compile fails with {fault}")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+
+    def keep_snapshot_interval(self, run):
+        """Of a resumed trial: stability.py wants all snapshots of one interval."""
+        every = run.get("snapshot_every") if isinstance(run, dict) else None
+        if isinstance(every, int) and every != self.args.snapshot_every:
+            say(f"{self.folder}: --snapshot-every stays {every}, with which it began", file=sys.stderr)
+            self.args.snapshot_every = every
 
     def make_step(self):
         """Set step(i), which runs iteration i: as a CUDA graph, one for each size of batch, or directly."""
@@ -245,12 +254,14 @@ class Trial:
         except (Refused, Torn) as error:
             self.end(USAGE_ERROR, f"error: {error}")
         except NotFinite as error:
-            self.end(NOT_FINITE, f"{error}; the last good checkpoint is kept in {self.folder}")
+            kept = (self.folder / "last.pt").exists()
+            checkpoint = f"the last good checkpoint is kept in {self.folder}" if kept else "nothing was saved"
+            self.end(NOT_FINITE, f"{error}; {checkpoint}")
         except Stopped:
-            self.end(STOPPED, "stopped while evaluating; the same command evaluates")
+            self.end(STOPPED, f"stopped while evaluating; {again(self.args)} evaluates")
         except OSError as error:
             where = "" if error.filename else f"{self.folder}: "  # a disk that does not answer names no file
-            self.end(FAILED, f"{where}{error}; checkpoints are kept, the same command continues")
+            self.end(FAILED, f"{where}{error}; checkpoints are kept, {again(self.args)} continues")
         except Exception as error:  # noqa: BLE001 - the others go on
             if machine.is_out_of_memory(error):
                 fewer = "" if self.alone else ", or train fewer seeds at a time"
@@ -301,9 +312,8 @@ class Trial:
 
     def save_and_stop(self):
         self.save()
-        again = "the same command" + (" without --overwrite" if self.args.overwrite else "")
         self.progress.live.close()
-        say(f"stopped at iteration {self.iteration}; {again} continues", file=sys.stderr)
+        say(f"stopped at iteration {self.iteration}; {again(self.args)} continues", file=sys.stderr)
         self.end(STOPPED)
 
     # -- the state, and its checkpoints
@@ -351,7 +361,9 @@ class Trial:
 
     def load(self, saved):
         numbers = [saved["iteration"], saved["seconds"], *itertools.chain(*saved["rows"])]
-        if not all(isinstance(x, int | float) for x in numbers) or {*map(len, saved["rows"])} - {5}:
+        if not all(isinstance(x, int | float) for x in numbers) or any(
+            len(row) != 5 for row in saved["rows"]
+        ):
             raise Torn("its iteration, seconds or rows are no numbers")
         if not isinstance(saved["iteration"], int) or saved["iteration"] < 0:
             raise Torn("its iteration is no whole number")
