@@ -385,6 +385,9 @@ class S4D(nn.Module):
         rows = weights[..., None] * (dtA[..., None] * (stride * i)).exp()  # (H, N/2, time/S)
         columns = (dtA[..., None] * j).exp()  # (H, N/2, S)
         rows, columns = torch.cat([rows.real, -rows.imag], 1), torch.cat([columns.real, columns.imag], 1)
+        return self.kernel_of_tables(rows, columns, time)
+
+    def kernel_of_tables(self, rows, columns, time):
         if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for what is summed here
             rows, columns = rows.double(), columns.double()
         return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(self.D.dtype)

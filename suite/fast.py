@@ -68,9 +68,7 @@ def kernel(layer, compiled, time):
     """(H, time), as layer.kernel(time)."""
     tables = pointwise(kernel_tables, compiled)
     rows, columns = tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, time)
-    if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for what is summed here
-        rows, columns = rows.double(), columns.double()
-    return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(layer.D.dtype)
+    return layer.kernel_of_tables(rows, columns, time)
 
 
 def convolved(layer, table, clock, tokens, steps, compiled):

@@ -78,7 +78,7 @@ def by_hand_is_sooner(args):
 
     A step's work is about hidden^2 batch. torch.nn's LSTM has a kernel of oneDNN's, its GRU has none.
     """
-    least = {"lstm": 2**21, "s4d": 2**18}.get(args.model, 0)
+    least = {"lstm": 2**20, "s4d": 2**18}.get(args.model, 0)
     return args.hidden**2 * args.batch >= least and (args.batch >= 32 or args.model != "lstm")
 
 
