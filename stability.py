@@ -268,6 +268,11 @@ class Stability(DualFrequency):
         if args.train and args.overwrite:
             raise Refused("--overwrite evaluates anew; to train anew, use reverse.py --dual-freq --overwrite")
 
+    @classmethod
+    def check_all(cls, tasks):
+        if not tasks[0].args.train and not any(task.snapshots(set()) for task in tasks):
+            raise Refused("no trial of these has snapshots: --train trains them first")
+
     def run(self, argv, stop):
         """Train first where that is wanted, then evaluate the trial."""
         args = self.args

@@ -832,6 +832,16 @@ def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
         assert code == 0 and "continuing from last.pt, iteration 20" in out, out
 
 
+def test_a_resumed_trial_keeps_the_interval_of_its_snapshots():
+    words = "--scale smoke --dual-freq --snapshot-every"
+    with workplace() as folder:
+        with mock.patch.object(reverse.DualFrequency, "evaluate", side_effect=trial.Stopped):
+            assert command(f"{words} 5")[0] == trial.STOPPED
+        code, _, err = command(f"{words} 7")
+        assert code == 0 and "--snapshot-every stays 5" in err, err
+        assert read_json(folder_in(folder) / "result.json")["run"]["snapshot_every"] == 5
+
+
 def test_a_finished_trial_is_shown_and_a_result_that_cannot_be_read_made_again():
     with workplace() as folder:
         assert command(SMOKE)[0] == 0
@@ -1448,7 +1458,16 @@ def test_stability_refuses_what_it_cannot_use():
     scaled = lambda by: lambda path: torch.save({name: x * by for name, x in load(path).items()}, path)
     other = lambda path: torch.save({"other": 1}, path)
     with workplace():
-        for flag in ("", "--target 9", "--pairs 6", "--train --overwrite", "--min-length 4", "--trial no"):
+        bad = [
+            "",
+            "--target 9",
+            "--pairs 6",
+            "--train --overwrite",
+            "--min-length 4",
+            "--trial no",
+            "--all fig5",
+        ]
+        for flag in bad:
             refuses("stability.py: error: ", f"{words} {flag}", Stability)
         assert command(f"{words} --dual-freq")[0] == 0
         folder = folder_in(".")

@@ -153,7 +153,7 @@ class Campaign:
         if code != STOPPED:
             for line in job.errors:
                 say(line.rstrip("\n"), file=sys.stderr)
-        what = f"{job.tasks[0].folder}: {job.outcome(code)}, {job.took:.0f} s"
+        what = f"{shlex.join(job.words)}: {job.outcome(code)}, {job.took:.0f} s"
         say(f"{self.done()} of {len(self.all)} done; {what}")
 
     def done(self):
@@ -277,6 +277,7 @@ def run(task, args, given, argv, stop):
         raise Refused(f"--{alone[0]} does not go with --all or a range of seeds")
     if args.all is not None:
         trials = listed(task, args, given, args.all)
+        task.check_all([one.task for one in trials])
         if args.scale == "paper" and not cuda:
             say("at the paper's scale a trial takes weeks on a CPU; --scale quick takes minutes")
     elif many:

@@ -100,6 +100,10 @@ class Task:
         if "held_out" in a and a.held_out > (exist := self.exist()):
             raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that exist")
 
+    @classmethod
+    def check_all(cls, tasks):
+        """Raise Refused where --all would fail for each of them."""
+
     # -- the model
 
     def positions(self):
