@@ -1,7 +1,7 @@
 """Flags, folder names, grids of trials."""
 
 from suite import __version__
-from suite.task import Task
+from suite.task import BAD_FLAGS, Task
 
 import argparse
 import functools
@@ -19,7 +19,6 @@ BOTH = ["none", "sin"]  # encodings that most grids compare, here without a cont
 WITH_DUP, WITH_CONSTANT = ["none", "dup", "sin"], ["none", "constant", "sin"]
 WITH_CONTROLS = ["none", "constant", "dup", "sin"]
 SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5, device="cpu")
-BAD_FLAGS = 2  # exit code
 
 
 def cross(**flags):

@@ -10,6 +10,7 @@ import common
 from common import Refused
 
 NAMED = dict(model="", pe="", vocab="K", length="L")  # flag -> what stands before its value
+BAD_FLAGS = 2  # the exit code of what is Refused
 ENOUGH = 2**20  # positions: an encoding that can be built with so many can be built with more
 
 

@@ -7,7 +7,7 @@ was stopped ends with the same bits as one that was not.
 from suite import files, graphs, machine
 from suite.files import Torn
 from suite.progress import Progress, say, say_once, show_metrics
-from suite.task import differences
+from suite.task import BAD_FLAGS, differences
 
 import contextlib
 import datetime
@@ -24,7 +24,7 @@ import torch
 
 from common import Refused
 
-FAILED, USAGE_ERROR, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75  # exit codes; 0: done
+FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 3, 73, 75  # exit codes, beside BAD_FLAGS; 0: done
 HEADER = "iteration,loss,accuracy,learning_rate,seconds"  # of curve.csv
 
 
@@ -252,7 +252,7 @@ class Trial:
         try:
             yield
         except (Refused, Torn) as error:
-            self.end(USAGE_ERROR, f"error: {error}")
+            self.end(BAD_FLAGS, f"error: {error}")
         except NotFinite as error:
             kept = (self.folder / "last.pt").exists()
             checkpoint = f"the last good checkpoint is kept in {self.folder}" if kept else "nothing was saved"
