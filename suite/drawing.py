@@ -157,9 +157,10 @@ def draw_panels(figure, panels):
         across, order, share_y = len(models), list(figure.metrics), "row"
         panels.sort(key=lambda panel: order.index(panel.y))
     down = math.ceil(len(panels) / across)
-    size = (max(3 * across, 5.5), 2.5 * down + 1)  # inches; below a width of 5.5 the caption is cut off
+    widths = [max(map(width, panels[column::across])) for column in range(across)]
+    size = (max(sum(widths), 5.5), 2.5 * down + 1)  # inches; below a width of 5.5 the caption is cut off
     picture = matplotlib.figure.Figure(size, layout="constrained")
-    axes = picture.subplots(down, across, squeeze=False, sharey=share_y).flat
+    axes = picture.subplots(down, across, squeeze=False, sharey=share_y, width_ratios=widths).flat
     for n, (axis, panel) in enumerate(zip(axes, panels)):
         axis.set(ylabel=panel.y, xlabel=LABELS.get(figure.x, figure.x))
         draw_panel(axis, figure, panel)
@@ -174,11 +175,21 @@ def draw_panels(figure, panels):
     return picture
 
 
+def width(panel):
+    """Inches: enough for the words on the x axis."""
+    return max(3, 0.55 * sum(isinstance(x, str) for x in places(panel)))
+
+
+def places(panel):
+    """On the x axis; words in the grid's order."""
+    return list(dict.fromkeys(x for points in panel.lines.values() for x in points))
+
+
 def draw_panel(axis, figure, panel):
     """Lines over x; or points side by side, where x is a word or there is a single one."""
     axis.grid(axis="y", alpha=0.3)
     axis.locator_params(axis="y", nbins=5)  # each grid line is a part of the SVG's size
-    xs = list(dict.fromkeys(x for points in panel.lines.values() for x in points))  # words: as in the grid
+    xs = places(panel)
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
     xs = xs if side_by_side else sorted(xs)
     draw_one = draw_points if side_by_side else draw_line
