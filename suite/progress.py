@@ -89,7 +89,7 @@ class Progress:
 
     def estimate(self, trial):
         """After the first iterations, where they promise hours: how many, and what would take minutes."""
-        if trial.iteration - self.first < 3:
+        if trial.iteration - self.first < 3 and trial.seconds - self.started < 10:
             return
         self.estimated = True
         if (left := self.left(trial)) > 3600:
