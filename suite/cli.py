@@ -278,8 +278,8 @@ def run(task, args, given, argv, stop):
     if args.all is not None:
         trials = listed(task, args, given, args.all)
         task.check_all([one.task for one in trials])
-        if args.scale == "paper" and not cuda:
-            say("at the paper's scale a trial takes weeks on a CPU; --scale quick takes minutes")
+        if args.scale == "paper" and not cuda and task.run is None:
+            say("the paper's scale is for a GPU; --scale quick takes minutes on this CPU")
     elif many:
         each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
         trials = [Listed({}, [*argv, "--seed", str(one.seed)], flags.complete(task, one)) for one in each]
