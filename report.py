@@ -301,13 +301,14 @@ def write_page(path, out, scales):
 def main(argv=None):
     parser = Parser("report.py", description="How far every figure of every script is.")
     parser.add_argument("--out", default="runs", type=file_path, help="folder of all trials (runs)")
-    parser.add_argument("--scale", choices=SCALES, nargs="+", default=["paper"], help="(paper)")
+    parser.add_argument("--scale", choices=SCALES, nargs="+", help="of which figures (all that have trials)")
     parser.add_argument(
         "--write", metavar="FILE", type=file_path, help="make FILE, such as RESULTS.md, instead"
     )
     args = parser.parse_args(argv)
-    scales = list(dict.fromkeys(args.scale))
     try:
+        found = args.scale or cli.finished_of_scales(TASKS, args.out) or ["paper"]
+        scales = sorted(set(found), key=SCALES.index)
         if args.write:
             write_page(args.write, args.out, scales)
         else:

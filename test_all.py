@@ -1200,7 +1200,10 @@ def test_broken_files_are_named_and_the_others_reported():
 
     with workplace(), no_pictures():
         folders = made_up(Reverse, "--scale smoke")
-        assert f"finished in runs; {len(folders)} of smoke scale are: --scale smoke" in reports("")
+        assert f"finished in runs; {len(folders)} of smoke scale are: --scale smoke" in reports(
+            "--scale paper"
+        )
+        assert "smoke" in (out := reports("")) and "quick" not in out
         path = next(f for f in folders if "gru-none" in str(f) and "dual-freq" in str(f)) / "result.json"
         whole, curve = path.read_text(), folders[-1] / "curve.csv"
         (folders[-1] / "result.json").unlink()

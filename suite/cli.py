@@ -251,8 +251,8 @@ def show(task, args, given, figure):
         print(f"\n{line}")
 
 
-def other_scales(tasks, out, scales):
-    """A line about the finished trials of other scales where these have none, else an empty one."""
+def finished_of_scales(tasks, out):
+    """{scale: how many of its trials are finished}, of those that have any."""
     counts = {}
     for one in dict.fromkeys(name for task in tasks for name in task.scales):
         paths = set()  # figures share trials
@@ -260,11 +260,16 @@ def other_scales(tasks, out, scales):
             for figure, trials in flags.trials_of_scale(task, out, one).items():
                 paths |= {trial.task.folder / task.figures[figure].file for trial in trials}
         counts[one] = sum(path.exists() for path in paths)
-    others = [name for name, count in counts.items() if count]
-    if not others or any(counts.get(scale) for scale in scales):
+    return {scale: count for scale, count in counts.items() if count}
+
+
+def other_scales(tasks, out, scales):
+    """A line about the finished trials of other scales where these have none, else an empty one."""
+    counts = finished_of_scales(tasks, out)
+    if not counts or counts.keys() & set(scales):
         return ""
-    found = " and ".join(f"{counts[name]} of {name} scale are" for name in others)
-    words = " or ".join(f"--scale {name}" for name in others)
+    found = " and ".join(f"{count} of {name} scale are" for name, count in counts.items())
+    words = " or ".join(f"--scale {name}" for name in counts)
     return f"no trial of {' or '.join(scales)} scale is finished in {out}; {found}: {words}"
 
 
