@@ -145,11 +145,7 @@ for length in (dict(amplitude=UNIT), dict(amplitude=LONG)):
 CLAIMS += helps("models-of-today", "{model}", per="model")
 
 PLAIN = dict(rotate=None, slow=None, no_conv=None, iterations=min)
-ROTATING, SLOW_STATES, NO_CONV = (
-    PLAIN | dict(rotate=True),
-    PLAIN | dict(slow=True),
-    PLAIN | dict(no_conv=True),
-)
+ROTATING, SLOW_STATES, NO_CONV = (PLAIN | {flag: True} for flag in ("rotate", "slow", "no_conv"))
 LONG_TRAINED = PLAIN | dict(iterations=max)
 RANDOM, RAMP, COUNTER, SHUFFLED = (dict(pe=pe) | PLAIN for pe in ("random", "ramp", "counter", "shuffled"))
 MAMBA_ROWS = [  # what it says, the trials above, the trials below

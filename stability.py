@@ -313,7 +313,7 @@ class Stability(DualFrequency):
     def unlike(self, content):
         if (what := super().unlike(content) or self.other_settings(content)) or not is_whole(content):
             return what
-        lacking = len(self.measured()[1])
+        lacking = len(self.missing(content))
         return f"lacks {lacking} snapshots: stability.py goes on with them" if lacking else None
 
     def measured(self, anew=False):
@@ -322,8 +322,12 @@ class Stability(DualFrequency):
         if anew or content is None or self.other_settings(content) or not is_whole(content):
             settings = {"pairs": self.args.pairs, "target": self.args.target}
             content = settings | {"by_condition": {c: {} for c in CONDITIONS}, "seconds": 0.0}
+        return content, self.missing(content)
+
+    def missing(self, content):
+        """{iteration: file} of the snapshots that a stability.json has no numbers of."""
         known = set(map(int, content["by_condition"][CONDITIONS[0]]))
-        return content, {i: path for i, path in self.snapshots(known).items() if i not in known}
+        return {i: path for i, path in self.snapshots(known).items() if i not in known}
 
     def snapshots(self, known):
         """{iteration: file} of all that the trial has written by now; other files there are not its own."""

@@ -106,14 +106,15 @@ class Campaign:
         self.all, self.waiting, self.running, self.ended = jobs, [], [], []
         self.at_once, self.cuda, self.stop = min(at_once, len(jobs)), cuda, stop
         self.codes, self.live = [], Live()
-        self.anew = jobs[0].tasks[0].args.overwrite
+        self.args = jobs[0].tasks[0].args  # alike in all but for the trial
 
     def run(self):
         """-> the worst exit code. A job that was stopped from outside ends them all."""
         self.stop.training, self.stop.saving = True, "stopping and saving all that runs"  # in the processes
         self.waiting = [job for job in self.all if not job.is_finished()]
         self.stop.jobs = self.running
-        begun = 0 if self.anew else sum((job.tasks[0].folder / "last.pt").exists() for job in self.waiting)
+        kept = [] if self.args.overwrite else self.waiting
+        begun = sum((job.tasks[0].folder / "last.pt").exists() for job in kept)
         what = f"{self.done()} done before, {begun} to be continued, {self.at_once} at a time"
         say(f"{len(self.all)} commands, {what}")
         told = False
@@ -186,8 +187,8 @@ class Campaign:
         line = f"{self.done()} of {len(self.all)} done{''.join(others)}"
         if not (saved or self.waiting):
             return line
-        untouched = "; what has not begun is as it was" if self.anew and self.waiting else ""
-        return f"{line}; {again(self.all[0].tasks[0].args)} continues{untouched}"
+        untouched = "; what has not begun is as it was" if self.args.overwrite and self.waiting else ""
+        return f"{line}; {again(self.args)} continues{untouched}"
 
 
 def worst(codes):
@@ -222,9 +223,8 @@ def refuse_none(task, args, given, figure):
     """No trial of a figure has the flags given: say which flag is why."""
     grids, name = task.grids[args.scale], figure or "any figure"
     rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
-    for flag in given:
+    for flag, wanted in flags.choices(given).items():
         values = dict.fromkeys(row[flag] for row in rows if flag in row)
-        wanted = given[flag] if isinstance(given[flag], range) else [given[flag]]
         if values and not values.keys() & set(wanted):
             there = ", ".join(str(value) for value in values)
             raise Refused(f"no trial of {name} at {args.scale} scale has that --{flag}: there is {there}")

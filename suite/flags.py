@@ -310,6 +310,11 @@ class Listed(NamedTuple):
     task: Task
 
 
+def choices(given):
+    """{flag: its values} of what was typed: several of a range of seeds, else one."""
+    return {k: v if isinstance(v, range) else [v] for k, v in given.items()}
+
+
 NOT_CARRIED = {"list", "all", "report", "jobs"}
 
 
@@ -324,7 +329,7 @@ def grid(task, args, given, figure):
         there = f"it is at --scale {' or '.join(scales)}" if scales else f"choose from {', '.join(grids)}"
         raise Refused(f"no figure {figure!r} at --scale {args.scale} ({there})")
     trials = {}
-    wanted = {k: v if isinstance(v, range) else [v] for k, v in given.items()}
+    wanted = choices(given)
     for flags in grids[figure] if figure else itertools.chain(*grids.values()):
         if all(flags[k] in wanted[k] for k in flags.keys() & wanted.keys()):
             carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | flags.keys()}
@@ -337,10 +342,9 @@ def grid(task, args, given, figure):
 
 def refuse_half_set(task, args, given, figure):
     """Refuse a flag that a part of a figure's trials set: it would select of these and change the others."""
-    rows = task.grids[args.scale][figure]
-    values = {k: v if isinstance(v, range) else [v] for k, v in given.items()}
+    rows, wanted = task.grids[args.scale][figure], choices(given)
     for flag in given:
-        rest = [row for row in rows if all(row[k] in values[k] for k in row.keys() & values.keys() - {flag})]
+        rest = [row for row in rows if all(row[k] in wanted[k] for k in row.keys() & wanted.keys() - {flag})]
         own = [row for row in rest if flag in row]
         if own and len(own) < len(rest):
             what = f"{len(own)} of these {len(rest)} trials of {figure} have their own --{flag}"
