@@ -9,7 +9,7 @@ What a script prints of its own figures: python reverse.py --report.
 from suite import cli, files
 from suite.claims import LEVEL, SCALES, Figure, Outcomes, correct, judge_all
 from suite.drawing import CAN_DRAW, draw, pictures
-from suite.flags import Parser, file_path, trials_of_scale
+from suite.flags import Parser, file_path, flag_in_folder, seed_or_range, trials_of_scale
 from suite.progress import duration
 from suite.tables import Broken, aligned, checked, curve_of, figure_lines, load, picture_stem, progress_of
 from suite.trial import FAILED
@@ -64,13 +64,13 @@ def progress(folder):
     return state, iterations, seconds, faults
 
 
-def show_progress(out, scales):
+def show_progress(out, scales, seeds):
     """A line per figure: how many trials are in each state, time spent, time left at the speed so far."""
     rows, faults = [["script", "figure", "scale", "trials", *STATES, "spent", "left"]], {}
     tasks, finished = [task for task in TASKS if not task.trials_of], 0
     for scale in scales:
         for task in tasks:
-            for name, trials in trials_of_scale(task, out, scale).items():
+            for name, trials in trials_of_scale(task, out, scale, seeds).items():
                 states, iterations, seconds, wrong = zip(*(progress(one.task.folder) for one in trials))
                 faults |= dict.fromkeys(line for lines in wrong for line in lines)  # figures share trials
                 finished += states.count("done")
@@ -121,6 +121,7 @@ class Section:
 
     task: type
     scale: str
+    chosen: list  # of seeds in place of the grid's own: seed=0-9
     name: str
     figure: Figure
     outcomes: Outcomes
@@ -146,18 +147,19 @@ def link(heading):
     return f"[{heading}](#{anchor(heading)})"
 
 
-def sections(out, scales):
+def sections(out, scales, seeds):
     """-> [Section] of all figures; primary claims are corrected among those of their scale, the paper's and
     those beyond it apart."""
     found = []
+    chosen = [] if seeds is None else [flag_in_folder("seed", seeds)]
     for task in TASKS:
         for scale in scales:
-            for name, trials in trials_of_scale(task, out, scale).items():
+            for name, trials in trials_of_scale(task, out, scale, seeds).items():
                 figure, claims = task.figures[name], [one for one in task.claims if one.figure == name]
                 outcomes, broken = load(figure, claims, trials)
                 verdicts = judge_all(claims, name, scale, outcomes)
                 primary = sum(one.claim.primary for one in verdicts)
-                found.append(Section(task, scale, name, figure, outcomes, broken, verdicts, primary))
+                found.append(Section(task, scale, chosen, name, figure, outcomes, broken, verdicts, primary))
     for scale, beyond in itertools.product(scales, (False, True)):
         together = [one for one in found if one.scale == scale and one.figure.beyond is beyond]
         family = sum(one.primary for one in together)
@@ -209,8 +211,9 @@ def count_lines(rows, scales):
 def section_lines(section, out, folder):
     """A section of a page in `folder`."""
     task, scale, name, outcomes = section.task, section.scale, section.name, section.outcomes
+    stem = picture_stem(task, name, scale, section.chosen)
     lines = [f"### {section.heading}", "", f"{section.figure.title}. `{command(section)}`", ""]
-    for path, figure, part in pictures(section.figure, picture_stem(task, name, scale), outcomes, out):
+    for path, figure, part in pictures(section.figure, stem, outcomes, out):
         if CAN_DRAW and len(outcomes.texts()) == 1:
             draw(figure, scale, path, part, [".svg"])
         if path.exists():
@@ -221,7 +224,8 @@ def section_lines(section, out, folder):
 
 
 def command(section):
-    return f"python {section.task.name}.py --scale {section.scale} --all {section.name}"
+    words = [section.task.name + ".py", "--scale", section.scale, "--all", section.name]
+    return " ".join(["python", *words, *(f"--{one}" for one in section.chosen)])
 
 
 def origin(outcomes):
@@ -247,9 +251,9 @@ def bench_parts(out):
     return parts, broken
 
 
-def page_lines(out, scales, folder):
+def page_lines(out, scales, seeds, folder):
     """-> (the lines between the markers, what is wrong with files)"""
-    found = sections(out, scales)
+    found = sections(out, scales, seeds)
     parts, broken = bench_parts(out)
     texts = {}
     for one in found:
@@ -288,11 +292,11 @@ def kept(path):
     return lines[: places[0][0]], lines[places[1][0] + 1 :]
 
 
-def write_page(path, out, scales):
+def write_page(path, out, scales, seeds):
     """Make RESULTS.md anew between its markers, whole or not at all."""
     path = Path(os.path.realpath(path))  # a symbolic link stays one
     head, tail = kept(path)
-    lines, broken = page_lines(out, scales, path.parent)
+    lines, broken = page_lines(out, scales, seeds, path.parent)
     files.write(path, "\n".join([*head, BEGIN, *lines, END, *tail]))
     for line in broken:
         print(f"cannot be read, left out: {line}")
@@ -303,16 +307,19 @@ def main(argv=None):
     parser.add_argument("--out", default="runs", type=file_path, help="folder of all trials (runs)")
     parser.add_argument("--scale", choices=SCALES, nargs="+", help="of which figures (all that have trials)")
     parser.add_argument(
+        "--seed", type=seed_or_range, metavar="N", help="such as 0-9: in place of the grids' own"
+    )
+    parser.add_argument(
         "--write", metavar="FILE", type=file_path, help="make FILE, such as RESULTS.md, instead"
     )
     args = parser.parse_args(argv)
     try:
-        found = args.scale or cli.finished_of_scales(TASKS, args.out) or ["paper"]
+        found = args.scale or cli.finished_of_scales(TASKS, args.out, args.seed) or ["paper"]
         scales = sorted(set(found), key=SCALES.index)
         if args.write:
-            write_page(args.write, args.out, scales)
+            write_page(args.write, args.out, scales, args.seed)
         else:
-            show_progress(args.out, scales)
+            show_progress(args.out, scales, args.seed)
     except BrokenPipeError:  # of `| head`
         pass
     except KeyboardInterrupt:

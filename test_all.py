@@ -965,6 +965,8 @@ def test_list_and_its_filters():
     one = "--model gru --pe sin --vocab 32 --seed 3"
     assert listed(f"--list fig2 --jobs 3 {one}") == [f"python reverse.py {one}"]
     assert len(listed("--scale desk --list fig2 --iterations 9 --model gru")) == 50
+    more = listed("--list fig2 --model gru --seed 3-9")  # in place of the grid's 0 to 4
+    assert len(set(more)) == 8 * 7 and more[6].endswith("--vocab 32 --seed 9"), more[:7]
     (carried,) = listed(f"--list fig2 {one} --out 'a b' --beta2 0.98")
     args, given = suite.flags.parse(Reverse, shlex.split(carried)[2:])
     assert args.out == "a b" and given["beta2"] == 0.98
@@ -1247,6 +1249,12 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
         for target in re.findall(r"\]\((.*?)\)", made):
             known = target[1:] in map(report.anchor, headings)
             assert known if target[0] == "#" else 1000 < Path(target).stat().st_size < 60_000
+        made_up(sort.Sort, "--scale smoke --out results --seed 7")  # another page, of other pictures
+        with mock.patch.object(report, "draw") as drawn:
+            reports("--write other.md --out results --scale smoke --seed 7")
+        assert "--all fig12 --seed=7" in Path("other.md").read_text()
+        stems = [call.args[2].stem for call in drawn.mock_calls]
+        assert bool(stems) == report.CAN_DRAW and all("seed=7" in stem for stem in stems)
         # A marker that lacks, twice, in a line with others, upside down
         twice, beside = f"{text}\n{made}", text.replace(report.END, f"a {report.END}")
         for wrong in (made, twice, beside, f"{report.END}\n{made}"):

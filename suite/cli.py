@@ -225,7 +225,7 @@ def refuse_none(task, args, given, figure):
     rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
     for flag, wanted in flags.choices(given).items():
         values = dict.fromkeys(row[flag] for row in rows if flag in row)
-        if values and not values.keys() & set(wanted):
+        if flag != "seed" and values and not values.keys() & set(wanted):
             there = ", ".join(str(value) for value in values)
             raise Refused(f"no trial of {name} at {args.scale} scale has that --{flag}: there is {there}")
     raise Refused(f"no trial of {name} has the flags given")
@@ -251,13 +251,13 @@ def show(task, args, given, figure):
         print(f"\n{line}")
 
 
-def finished_of_scales(tasks, out):
+def finished_of_scales(tasks, out, seeds=None):
     """{scale: how many of its trials are finished}, of those that have any."""
     counts = {}
     for one in dict.fromkeys(name for task in tasks for name in task.scales):
         paths = set()  # figures share trials
         for task in tasks:
-            for figure, trials in flags.trials_of_scale(task, out, one).items():
+            for figure, trials in flags.trials_of_scale(task, out, one, seeds).items():
                 paths |= {trial.task.folder / task.figures[figure].file for trial in trials}
         counts[one] = sum(path.exists() for path in paths)
     return {scale: count for scale, count in counts.items() if count}

@@ -57,7 +57,7 @@ NOT_NEGATIVE = number(float, "a finite number of at least 0", lambda x: x >= 0)
 FRACTION = number(float, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
-def seeds(text):
+def seed_or_range(text):
     """One seed, or a range of them such as 0-4."""
     first, dash, last = text.partition("-")
     if not (first and dash):
@@ -113,7 +113,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_FLAGS, f"{self.prog}: error: {' '.join(str(message).splitlines())}\n")
 
 
-METAVARS = {COUNT: "N", AT_LEAST_2: "N", NATURAL: "N", seeds: "N", bands: "LOW:HIGH"}
+METAVARS = {COUNT: "N", AT_LEAST_2: "N", NATURAL: "N", seed_or_range: "N", bands: "LOW:HIGH"}
 METAVARS |= {POSITIVE: "X", NOT_NEGATIVE: "X", FRACTION: "X", one_line: "TEXT"}
 
 
@@ -169,7 +169,7 @@ def trial_flags(flag):
     flag("--pe", "sin", "encoding of the time step", choices=list(common.ENCODINGS))
     flag("--vocab", 16384, "number of different integers, K", type=AT_LEAST_2)
     flag("--length", 64, "integers in the input, L", type=COUNT)
-    flag("--seed", 0, "draws weights, data and held-out set; 0-4: five trials", type=seeds)
+    flag("--seed", 0, "draws weights, data and held-out set; 0-4: five trials", type=seed_or_range)
     flag("--hidden", 512, "size of the layer's state", type=COUNT)
     flag("--embed", 512, "size of the embedding, and of the encoding", type=COUNT)
     flag("--iterations", 300_000, "batches to train on", type=COUNT)
@@ -321,7 +321,8 @@ NOT_CARRIED = {"list", "all", "report", "jobs"}
 def grid(task, args, given, figure):
     """[Listed] of a figure's trials, or of all figures' for ''; a flag of None is left at its default.
 
-    A given flag that the grid sets too keeps only the trials that agree; the others go into every command.
+    A given flag that the grid sets too keeps only the trials that agree, but seeds stand in place of the
+    grid's; the others go into every command.
     """
     grids = task.grids[args.scale]
     if figure and figure not in grids:
@@ -330,7 +331,8 @@ def grid(task, args, given, figure):
         raise Refused(f"no figure {figure!r} at --scale {args.scale} ({there})")
     trials = {}
     wanted = choices(given)
-    for flags in grids[figure] if figure else itertools.chain(*grids.values()):
+    rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
+    for flags in with_seeds(rows, wanted["seed"]) if "seed" in wanted else rows:
         if all(flags[k] in wanted[k] for k in flags.keys() & wanted.keys()):
             carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | flags.keys()}
             typed = {k: v for k, v in flags.items() if v is not None}
@@ -340,20 +342,28 @@ def grid(task, args, given, figure):
     return list(trials.values())
 
 
+def with_seeds(rows, seeds):
+    """The trials of a grid, but with these seeds."""
+    alike = {tuple((k, v) for k, v in row.items() if k != "seed"): row for row in rows}
+    return [row | {"seed": seed} for row in alike.values() for seed in seeds]
+
+
 def refuse_half_set(task, args, given, figure):
     """Refuse a flag that a part of a figure's trials set: it would select of these and change the others."""
     rows, wanted = task.grids[args.scale][figure], choices(given)
     for flag in given:
-        rest = [row for row in rows if all(row[k] in wanted[k] for k in row.keys() & wanted.keys() - {flag})]
+        others = wanted.keys() - {flag, "seed"}
+        rest = [row for row in rows if all(row[k] in wanted[k] for k in row.keys() & others)]
         own = [row for row in rest if flag in row]
         if own and len(own) < len(rest):
             what = f"{len(own)} of these {len(rest)} trials of {figure} have their own --{flag}"
             raise Refused(f"{what}: say by other flags, such as --model, which ones are meant")
 
 
-def trials_of_scale(task, out, scale):
-    """{figure: [Listed]} of a scale, none where the task has no such scale."""
+def trials_of_scale(task, out, scale, seeds=None):
+    """{figure: [Listed]} of a scale, none where the task has no such scale; seeds of None: the grids' own."""
     if scale not in task.scales:
         return {}
     args, given = parse(task, ["--out", str(out), "--scale", scale])
+    given |= {} if seeds is None else {"seed": seeds}
     return {figure: grid(task, args, given, figure) for figure in task.grids.get(scale, {})}
