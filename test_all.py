@@ -107,6 +107,7 @@ def workplace():
 def captured(command):
     """-> (exit code, stdout, stderr) of a command line in this process."""
     out, err = io.StringIO(), io.StringIO()
+    suite.progress.say_once.cache_clear()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = command()
@@ -850,6 +851,7 @@ def test_a_finished_trial_is_shown_and_a_result_that_cannot_be_read_made_again()
             result.write_text(content)
             code, _, err = command(SMOKE)
             assert code == 0 and "result.json cannot be used" in err, (content, err)
+            assert len(set(err.splitlines())) == err.count("\n"), err  # each fault is said once
             assert outcome(result.parent) == wanted
         code, out, _ = command(SMOKE)
         assert code == 0 and "is finished" in out and "token accuracy" in out

@@ -1,6 +1,6 @@
 """Files that are written whole or not at all, locks, and files that were torn."""
 
-from suite.progress import say
+from suite.progress import say_once
 
 import contextlib
 import errno
@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 import time
 import zipfile
 
@@ -66,7 +65,7 @@ def read_usable_json(path, key):
     try:
         return read_json(path, key)
     except Torn as error:
-        say(str(error), file=sys.stderr)
+        say_once(str(error))
         return None
 
 
@@ -74,7 +73,7 @@ def finished_metrics(folder):
     """The metrics of a trial that is done, else None."""
     result = read_usable_json(folder / "result.json", "metrics")
     if result and not all(map(is_metric, result["metrics"].values())):
-        say(f"{folder / 'result.json'} cannot be used: a metric is no number", file=sys.stderr)
+        say_once(f"{folder / 'result.json'} cannot be used: a metric is no number")
         return None
     return result and result["metrics"]
 
