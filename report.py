@@ -7,7 +7,7 @@ What a script prints of its own figures: python reverse.py --report.
 """
 
 from suite import cli, files
-from suite.claims import LEVEL, SCALES, Figure, Outcomes, correct, judge_all
+from suite.claims import LEVEL, SCALES, Figure, Outcomes, claims_of, correct, judge_all
 from suite.drawing import CAN_DRAW, draw, pictures
 from suite.flags import Parser, file_path, flag_in_folder, seed_or_range, trials_of_scale
 from suite.progress import duration
@@ -104,7 +104,7 @@ LEGEND = """\
 - **not enough trials**: fewer than three on a side.
 
 That something does *not* help is "no" where the interval lies above zero, however little, and else "yes"
-where it lies within the margin or below zero. Intervals and p-values (two-sided) are those of Welch's t test,
+where it lies below the margin. Intervals and p-values (two-sided) are those of Welch's t test,
 or of a paired t test where two numbers of the same trials are compared. A claim over `none` and a control has
 to be true of both: the numbers are those of the weaker comparison. In tables and pictures the interval is the
 paper's, of a mean, by percentile bootstrap.
@@ -155,9 +155,9 @@ def sections(out, scales, seeds):
     for task in TASKS:
         for scale in scales:
             for name, trials in trials_of_scale(task, out, scale, seeds).items():
-                figure, claims = task.figures[name], [one for one in task.claims if one.figure == name]
+                figure, claims = task.figures[name], claims_of(task, name, scale)
                 outcomes, broken = load(figure, claims, trials)
-                verdicts = judge_all(claims, name, scale, outcomes)
+                verdicts = judge_all(claims, outcomes)
                 primary = sum(one.claim.primary for one in verdicts)
                 found.append(Section(task, scale, chosen, name, figure, outcomes, broken, verdicts, primary))
     for scale, beyond in itertools.product(scales, (False, True)):
@@ -173,11 +173,13 @@ def verdict_lines(found, scales):
     """All verdicts in one table, the primary claims of every scale first."""
     rows = [(one, verdict) for one in found if one.outcomes.finished() for verdict in one.verdicts]
     rows.sort(key=lambda row: (not row[1].claim.primary, scales.index(row[0].scale)))
-    judged = [verdict for _, verdict in rows if verdict.difference and not verdict.claim.primary]
+    others = [verdict for _, verdict in rows if verdict.difference and not verdict.claim.primary]
+    gains = sum(not verdict.claim.margin for verdict in others)  # the others claim that there is none
     lines = [
         *["## All verdicts", "", LEGEND],
         "All others are exploratory, and not corrected: were there no effect at all, chance alone would let",
-        f"about {len(judged) * LEVEL:.0f} of these {len(judged)} pass as *yes*, and as many as *no*.",
+        f"about {gains * LEVEL:.0f} of the {gains} of a gain pass as *yes*, and as many as *no*.",
+        "Some of them are of the same trials.",
         "",
         *count_lines(rows, scales),
         "",

@@ -87,7 +87,7 @@ class Outcomes:
         return Outcomes([t for t in self.trials if all(t[0].get(k) == v for k, v in flags.items())])
 
     def values_of(self, flag):
-        return {flags[flag] for flags, _ in self.trials}
+        return {flags[flag] for flags, _ in self.trials if flags[flag] is not None}
 
     def finished(self):
         return [outcome for _, outcome in self.trials if outcome]
@@ -235,11 +235,11 @@ class Claim:
 
     `min` or `max` as a flag's value stands for the smallest or largest among the trials that it is about.
 
-    With `controls` it must be true of `lower` and of a control: the first of them that has run. Its p-value
-    is the larger of the two, and the numbers are those of that comparison.
+    With `controls` it must be true of the cell without encoding and of a control in its place, the first of
+    them that has run. Its p-value is the larger of the two, and the numbers are those of that comparison.
 
     With a margin it claims that there is no gain: `no` where the interval lies above zero, however little,
-    else `yes` where it lies within the margin (two one-sided tests) or below zero (a loss is no gain).
+    else `yes` where it lies below the margin (a loss is no gain).
     """
 
     figure: str
@@ -250,7 +250,7 @@ class Claim:
     than: Callable | None = None  # the metric of `lower`, where it is another; of the same trials, in pairs
     where: dict = field(default_factory=dict)  # the trials it is about
     over: dict | None = None  # flags: what is compared are gains over the trials that differ in these
-    controls: tuple = ()  # flags, each of which replaces those of `lower`, or of `over` where that is given
+    controls: tuple = ()  # flags, each of which replaces those of the side, or of `over`, that has pe none
     per: str = ""  # a flag: one claim for each of its values in the grid
     margin: str = ""  # claims no gain: of so much, such as "0.02", or "1%" of the mean of `lower`
     primary: bool = False  # one of the few that are corrected for being several
@@ -307,11 +307,11 @@ def judge(claim, outcomes):
     above_usual, why = compare(claim, about)
     differences = [above_usual]
     if claim.controls:
-        (control, above_control, lacking), usual = with_control(claim, about), pe_of(claim)
-        names = f"{usual} and {control}" if control else usual
+        control, above_control, lacking = with_control(claim, about)
+        names = f"none and {control}" if control else "none"
         claim = replace(claim, text=f"{claim.text} (over {names})")
         if control:
-            above_usual = above_usual and replace(above_usual, about=f"over {usual}")
+            above_usual = above_usual and replace(above_usual, about="over none")
             differences, why = [above_usual, above_control], why or lacking
     return decided(claim, differences, why)
 
@@ -334,8 +334,7 @@ def p_values(claim, d):
         return d.above(), d.below()
     percent = claim.margin.endswith("%")
     margin = float(claim.margin[:-1]) / 100 * abs(d.lower) if percent else float(claim.margin)
-    within = max(d.above(-margin), d.below(margin))
-    return min(within, d.below()), d.above()
+    return d.below(margin), d.above()
 
 
 def compare(claim, about):
@@ -368,10 +367,12 @@ def with_control(claim, about):
     """
     found = []
     for control in claim.controls:
-        if claim.over is None:
-            one, sides = replace(claim, lower=claim.lower | control), [claim.lower]
-        else:
+        if claim.over is not None:
             one, sides = replace(claim, over=claim.over | control), [claim.higher, claim.lower]
+        elif claim.lower["pe"] == "none":
+            one, sides = replace(claim, lower=claim.lower | control), [claim.lower]
+        else:  # of a distance, which is higher without a clock
+            one, sides = replace(claim, higher=claim.higher | control), [claim.higher]
         if all(about.where(**side | control).trials for side in sides):
             d, why = compare(one, about)
             found.append((control["pe"], d and replace(d, about=f"over {control['pe']}"), why))
@@ -379,10 +380,6 @@ def with_control(claim, about):
         if one[1]:
             return one
     return found[0] if found else ("", None, "")
-
-
-def pe_of(claim):
-    return (claim.lower if claim.over is None else claim.over)["pe"]
 
 
 def against_number(claim, about):
@@ -398,9 +395,13 @@ def against_number(claim, about):
     return found, "" if found else "the grid has nothing to compare"
 
 
-def judge_all(claims, figure, scale, outcomes):
-    """The Verdicts on a figure's claims at a scale, before any correction."""
-    rows = [claim for claim in claims if claim.figure == figure and scale in claim.scales]
+def claims_of(task, figure, scale):
+    """The rows about a figure at a scale."""
+    return [claim for claim in task.claims if claim.figure == figure and scale in claim.scales]
+
+
+def judge_all(rows, outcomes):
+    """The Verdicts on the claims that these rows stand for, before any correction."""
     return [judge(claim, outcomes) for row in rows for claim in expand(row, outcomes)]
 
 
@@ -453,16 +454,20 @@ def helps_at_largest(figure, primary=False):
     lowers = f"the encoding lowers {{model}}'s edit distance {where}"
     return [
         *helps(figure, f"{{model}} {where}", per="model", primary=primary, **large),
-        Claim(figure, lowers, distance, NONE | large, SIN | large, per="model"),
+        Claim(figure, lowers, distance, NONE | large, SIN | large, controls=CONTROLS, per="model"),
     ]
 
 
-def grows(figure, primary=False):
+def grows(figure, metric=accuracy, primary=False):
     """... more, the larger the vocabulary."""
     text = "the encoding's help for {model} grows with the vocabulary"
     small, large = SIN | dict(vocab=min), SIN | dict(vocab=max)
     more = dict(over=NONE, controls=CONTROLS, per="model", primary=primary)
-    return [Claim(figure, text, accuracy, large, small, **more)]
+    return [Claim(figure, text, metric, large, small, **more)]
+
+
+def at_scales(scales, claims):
+    return [replace(claim, scales=scales) for claim in claims]
 
 
 def dup_does_not_help(figure):

@@ -6,6 +6,7 @@ from suite.claims import (
     Outcome,
     Outcomes,
     bootstrap_interval,
+    claims_of,
     correct,
     judge_all,
     t_quantile,
@@ -253,11 +254,11 @@ def print_figures(task, scale, figures, out, chosen):
     """
     finished, judged = 0, 0
     for name, trials in figures.items():
-        figure, claims = task.figures[name], [claim for claim in task.claims if claim.figure == name]
+        figure, claims = task.figures[name], claims_of(task, name, scale)
         outcomes, broken = load(figure, claims, trials)
         finished += (done := len(outcomes.finished()))
         # The other scripts' primary claims are not known here: as for the most that there may be.
-        verdicts = correct(judge_all(claims, name, scale, outcomes), MOST_PRIMARY)
+        verdicts = correct(judge_all(claims, outcomes), MOST_PRIMARY)
         judged += sum(one.word != TOO_FEW for one in verdicts)
         print(f"\n{name} ({scale} scale): {figure.title}. {done} of {len(trials)} trials finished")
         print(*figure_lines(figure, scale, outcomes, broken, verdicts), sep="\n")
