@@ -334,8 +334,9 @@ def by_length(outcome):
 
 
 def by_variation(outcome):
-    x = "fixed length" if outcome.flags["min_length"] is None else "varying length"
-    yield name_of(outcome.flags["model"]), outcome.flags["pe"], {x: accuracy(outcome)}
+    flags = outcome.flags
+    length = "fixed" if flags["min_length"] is None else "varying"
+    yield f"{name_of(flags['model'])}, {length} length", flags["pe"], {flags["pe"]: accuracy(outcome)}
 
 
 def by_training(outcome):
@@ -357,7 +358,9 @@ FIGURES = {
     "fig12": Figure("Reverse ordering, the embedding twice", BOTH_METRICS, "pe"),
     "fig13": Figure("Reverse ordering, other encodings", BOTH_METRICS, "pe", note=lambda *_: [UNLIKE]),
     "fig14": Figure("Other encodings, variable length", BOTH_METRICS, "input length", by_length),
-    "fixed-or-varying": Figure("Other encodings, fixed and variable length", ACCURACY, "input", by_variation),
+    "fixed-or-varying": Figure(
+        "Other encodings, fixed and variable length", ACCURACY, "encoding", by_variation
+    ),
     "section4.1": Figure(
         "More iterations, larger batches",
         ACCURACY,
