@@ -15,7 +15,7 @@ in the released code only.
 
 from suite import cli
 from suite.claims import Figure, at_scales, grows, helps, metric
-from suite.flags import BOTH, SEEDS, SMOKE, WITH_DUP, cross
+from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONSTANT, WITH_DUP, cross
 from suite.task import Task
 
 import math
@@ -81,11 +81,13 @@ class Predecessor(Task):
 
 SCALES = {
     "paper": dict(vocab=1024, length=16),
+    "desk": dict(length=4, hidden=128, embed=128, batch=64, lr=3e-3, iterations=20_000),
     "quick": dict(length=4, vocab=64, hidden=64, embed=64, batch=64, lr=1e-2, iterations=4000),
     "smoke": SMOKE | dict(length=4, vocab=8, held_out=32),
 }
 GRIDS = {
     "paper": {"fig10": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024], seed=SEEDS)},
+    "desk": {"fig10": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024], seed=SEEDS)},
     "quick": {"fig10": cross(model="lstm", pe=WITH_DUP, vocab=64, seed=SEEDS)},
     "smoke": {"fig10": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1))},
 }
@@ -100,7 +102,7 @@ accuracy = metric("accuracy")
 FIGURES = {"fig10": Figure("Predecessor query", {"accuracy": accuracy}, "vocab", chance=chance)}
 CLAIMS = [
     *helps("fig10", "at the largest vocabulary", accuracy, vocab=max),
-    *at_scales(("paper", "smoke"), grows("fig10", accuracy)),
+    *at_scales(("paper", "desk", "smoke"), grows("fig10", accuracy)),
 ]
 Predecessor.scales, Predecessor.grids = SCALES, GRIDS
 Predecessor.figures, Predecessor.claims = FIGURES, CLAIMS

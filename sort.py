@@ -15,7 +15,7 @@ At quick scale a trial takes about a minute on one CPU core.
 
 from suite import cli
 from suite.claims import BOTH_METRICS, Figure, dup_does_not_help, helps, helps_at_largest
-from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONTROLS, WITH_DUP, cross
+from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONSTANT, WITH_CONTROLS, WITH_DUP, cross
 from suite.task import Task
 
 import math
@@ -39,6 +39,7 @@ class Sort(Task):
 
 SCALES = {
     "paper": {},
+    "desk": dict(length=16, vocab=1024, hidden=128, embed=128, batch=64, lr=3e-3, iterations=20_000),
     "quick": dict(length=32, vocab=128, hidden=64, embed=64, batch=64, lr=1e-2, iterations=2000),
     "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
 }
@@ -48,6 +49,7 @@ GRIDS = {
         + cross(model="lstm", pe=BOTH, vocab=[256, 512, 1024, 2048, 4096, 8192, 16384], seed=SEEDS),
         "fig12": cross(model="lstm", pe=WITH_DUP, vocab=16384, seed=SEEDS),
     },
+    "desk": {"fig8": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024], seed=SEEDS)},
     "quick": {
         "fig8": cross(model="gru", pe=WITH_CONTROLS, vocab=32, lr=2e-2, seed=SEEDS)
         + cross(model="lstm", pe=WITH_CONTROLS, vocab=128, lr=1e-2, seed=SEEDS),
