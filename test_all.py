@@ -1769,7 +1769,7 @@ def test_language_model_learns_and_notices_another_text():
         lm_tokens(text="another")
         said += [lm(more)[2] for more in (words, "--iterations 2", "--iterations 3 --vocab 41")]
         assert "made with other text: text_sha256" in said[2], said
-        assert [other in text for text in said] == [False, False, True, False, False], said
+        assert [other in text for text in said] == [False, False, True, True, False], said
 
 
 LM_REFUSED = [  # words, what is done to a text with tokens, what is said
