@@ -591,8 +591,15 @@ def test_a_model_and_an_encoding_of_ones_own():
         def forward(self, x, steps):
             return common.select(super().forward(x).cumsum(0), steps)
 
-    with mock.patch.dict(common.ENCODINGS, gate=Gate), mock.patch.dict(common.LAYERS, mean=Mean), workplace():
+    class Narrow(common.Random):
+        def __init__(self, positions, size, **options):
+            super().__init__(positions, size, **options)
+            self.table = self.table[:, :1]
+
+    encodings = mock.patch.dict(common.ENCODINGS, gate=Gate, narrow=Narrow)
+    with encodings, mock.patch.dict(common.LAYERS, mean=Mean), workplace():
         suite.flags.declare.cache_clear()
+        refuses("Narrow's vectors are 16 x 1, of 16 steps and --embed 16", "--scale smoke --pe narrow")
         for flags in ("--pe gate", "--model mean"):
             words = f"--scale smoke --device cpu --hidden 256 --batch 32 {flags}"
             assert (

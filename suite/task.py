@@ -18,7 +18,10 @@ ENOUGH = 2**20  # positions: an encoding that can be built with so many can be b
 def try_encoding(encoding, positions, embed, bands):
     """Raise Refused now if the encoding cannot be built; on the meta device, so that nothing is computed."""
     with torch.device("meta"):
-        encoding(positions, embed, bands=bands)
+        vectors = encoding(positions, embed, bands=bands).vectors(positions)
+    if vectors is not None and vectors.shape != (positions, embed):
+        shape = " x ".join(map(str, vectors.shape))
+        raise Refused(f"{encoding.__name__}'s vectors are {shape}, of {positions} steps and --embed {embed}")
 
 
 def differences(before, config):
