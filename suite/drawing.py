@@ -207,7 +207,9 @@ def draw_panel(axis, figure, panel):
         axis.plot(list(levels), list(levels.values()), ":", color="gray", label="chance: without memory")
     if figure.x.startswith("iteration"):
         write_ends(axis, figure, panel)
-    if not figure.curves and not side_by_side:  # flags double from trial to trial
+    if figure.curves and not side_by_side:
+        axis.locator_params(axis="x", nbins=5, integer=True)
+    elif not side_by_side:  # flags double from trial to trial
         axis.set_xscale("log", base=2)
         axis.set_xticks(xs, map(str, xs))
 
