@@ -226,8 +226,8 @@ def section_lines(section, out, folder):
 
 
 def command(section):
-    words = [section.task.name + ".py", "--scale", section.scale, "--all", section.name]
-    return " ".join(["python", *words, *(f"--{one}" for one in section.chosen)])
+    chosen = "".join(f" --{one}" for one in section.chosen)
+    return f"python {section.task.name}.py --scale {section.scale} --all {section.name}{chosen}"
 
 
 def origin(outcomes):

@@ -37,7 +37,7 @@ import torch.nn.functional as F
 import common
 import reverse
 from common import Refused
-from reverse import AMONG_RARE, CONDITIONS, KINDS, OF_GRU, OF_LSTM, OF_S4D, DualFrequency
+from reverse import AMONG_RARE, CONDITIONS, KINDS, OF_GRU, OF_LSTM, OF_S4D, DualFrequency, worst
 
 # ------------------------------------------------------------------------------------------------------------
 # The statistic: P pairs, S sequences, T steps up to the answer, D outputs, H state, t target (1-based)
@@ -426,7 +426,7 @@ ALIKE = "stability (1: gradients are the same,\n0: have nothing in common)"
 CURVES = dict(curves=by_iteration, y=ALIKE, file="stability.json")
 FIGURES = {"fig5": Figure("Gradient stability", METRICS, "iteration of the snapshot", **CURVES)}
 
-EVERYWHERE = lambda outcome: min(at(max, condition)(outcome) for condition in CONDITIONS)
+EVERYWHERE = worst(*(at(max, condition) for condition in CONDITIONS))
 FIRST, LAST = at(min, *AMONG_RARE), at(max, *AMONG_RARE)
 HELPS = "under Rare disturbants {model} is more stable with the encoding"
 FALLS = "without the encoding {model} is less stable there at the last snapshot than at the first"

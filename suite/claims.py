@@ -467,6 +467,7 @@ def grows(figure, metric=accuracy, primary=False):
 
 
 def at_scales(scales, claims):
+    """The claims, made at these scales alone."""
     return [replace(claim, scales=scales) for claim in claims]
 
 

@@ -12,7 +12,6 @@ import argparse
 import collections
 import ctypes
 import inspect
-import itertools
 import os
 import re
 import shlex
@@ -221,11 +220,10 @@ def seeds_together(trials):
 
 def refuse_none(task, args, given, figure):
     """No trial of a figure has the flags given: say which flag is why."""
-    grids, name = task.grids[args.scale], figure or "any figure"
-    rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
+    rows, name = flags.rows_of(task, args, given, figure), figure or "any figure"
     for flag, wanted in flags.choices(given).items():
         values = dict.fromkeys(row[flag] for row in rows if flag in row)
-        if flag != "seed" and values and not values.keys() & set(wanted):
+        if values and not values.keys() & set(wanted):
             there = ", ".join(str(value) for value in values)
             raise Refused(f"no trial of {name} at {args.scale} scale has that --{flag}: there is {there}")
     raise Refused(f"no trial of {name} has the flags given")

@@ -331,8 +331,7 @@ def grid(task, args, given, figure):
         raise Refused(f"no figure {figure!r} at --scale {args.scale} ({there})")
     trials = {}
     wanted = choices(given)
-    rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
-    for flags in with_seeds(rows, wanted["seed"]) if "seed" in wanted else rows:
+    for flags in rows_of(task, args, given, figure):
         if all(flags[k] in wanted[k] for k in flags.keys() & wanted.keys()):
             carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | flags.keys()}
             typed = {k: v for k, v in flags.items() if v is not None}
@@ -342,18 +341,21 @@ def grid(task, args, given, figure):
     return list(trials.values())
 
 
-def with_seeds(rows, seeds):
-    """The trials of a grid, but with these seeds."""
+def rows_of(task, args, given, figure):
+    """The rows of a figure's grid, or of all figures' for ''; given seeds stand in place of the grid's."""
+    grids = task.grids[args.scale]
+    rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
+    if "seed" not in given:
+        return rows
     alike = {tuple((k, v) for k, v in row.items() if k != "seed"): row for row in rows}
-    return [row | {"seed": seed} for row in alike.values() for seed in seeds]
+    return [row | {"seed": seed} for row in alike.values() for seed in choices(given)["seed"]]
 
 
 def refuse_half_set(task, args, given, figure):
     """Refuse a flag that a part of a figure's trials set: it would select of these and change the others."""
-    rows, wanted = task.grids[args.scale][figure], choices(given)
+    rows, wanted = rows_of(task, args, given, figure), choices(given)
     for flag in given:
-        others = wanted.keys() - {flag, "seed"}
-        rest = [row for row in rows if all(row[k] in wanted[k] for k in row.keys() & others)]
+        rest = [row for row in rows if all(row[k] in wanted[k] for k in row.keys() & wanted.keys() - {flag})]
         own = [row for row in rest if flag in row]
         if own and len(own) < len(rest):
             what = f"{len(own)} of these {len(rest)} trials of {figure} have their own --{flag}"
