@@ -602,10 +602,8 @@ def test_a_model_and_an_encoding_of_ones_own():
         refuses("Narrow's vectors are 16 x 1, of 16 steps and --embed 16", "--scale smoke --pe narrow")
         for flags in ("--pe gate", "--model mean"):
             words = f"--scale smoke --device cpu --hidden 256 --batch 32 {flags}"
-            assert (
-                command(words)[0] == 0
-                and read_json(task_of(words).folder / "result.json")["engine"] == "torch"
-            )
+            assert command(words)[0] == 0
+            assert read_json(task_of(words).folder / "result.json")["engine"] == "torch"
             assert_refused(flags, machine.choose_engine, task_of(f"{flags} --engine fast"), CPU)
     suite.flags.declare.cache_clear()
 
@@ -748,9 +746,8 @@ def test_what_a_full_disk_or_a_kill_cuts_short_is_whole_again():
     with workplace() as folder:
         with full:
             code, _, err = command(words)
-        assert (
-            code == 1 and err.count("\n") == 1 and "runs/reverse" in err and not [*folder.rglob("*.tmp")]
-        ), err
+        assert code == 1 and err.count("\n") == 1 and "runs/reverse" in err, err
+        assert not [*folder.rglob("*.tmp")]
         with mock.patch.object(files, "write", killed):
             assert command(words)[0] == 130
         gc.collect()  # and with the trial its lock
@@ -759,6 +756,15 @@ def test_what_a_full_disk_or_a_kill_cuts_short_is_whole_again():
         with mock.patch.object(sys, "executable", "/nowhere/python"):
             code, _, err = command(words + " --all fig12")
         assert code == 1 and err.count("\n") == 1 and "/nowhere/python" in err, err
+
+
+def test_a_file_system_without_locks_is_refused():
+    with (
+        workplace(),
+        mock.patch("fcntl.flock", side_effect=OSError(errno.ENOSYS, "Function not implemented")),
+    ):
+        code, _, err = command(SMOKE)
+    assert code == 2 and err.count("\n") == 1 and "cannot write to --out runs" in err and "flock" in err, err
 
 
 def test_seeds_side_by_side_are_each_alone():
@@ -1467,9 +1473,8 @@ def test_stability_from_trial_to_report():
         assert not task.result() and evaluated(f"--trial {folder} --pairs 8") == 1 and task.result()
         assert saved() == first
         path.write_text(path.read_text()[:-100])
-        assert [evaluated(smoke + more) for more in ("", " --overwrite", " --overwrite --target 1")] == [
-            10
-        ] * 3
+        for more in ("", " --overwrite", " --overwrite --target 1"):
+            assert evaluated(smoke + more) == 10
         refuses("has the numbers of --pairs 8 --target 1: --overwrite replaces them", smoke, Stability)
         assert "left out" in command(f"{smoke} --report", Stability)[1]
         assert evaluated(f"{smoke} --overwrite") == 10
@@ -1485,16 +1490,8 @@ def test_stability_refuses_what_it_cannot_use():
     scaled = lambda by: lambda path: torch.save({name: x * by for name, x in load(path).items()}, path)
     other = lambda path: torch.save({"other": 1}, path)
     with workplace():
-        bad = [
-            "",
-            "--target 9",
-            "--pairs 6",
-            "--train --overwrite",
-            "--min-length 4",
-            "--trial no",
-            "--all fig5",
-        ]
-        for flag in bad:
+        bad = "|--target 9|--pairs 6|--train --overwrite|--min-length 4|--trial no|--all fig5"
+        for flag in bad.split("|"):
             refuses("stability.py: error: ", f"{words} {flag}", Stability)
         assert command(f"{words} --dual-freq")[0] == 0
         folder = folder_in(".")

@@ -85,6 +85,9 @@ def is_metric(value):
     return all(isinstance(x, int | float) for x in numbers)
 
 
+NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP  # of Lustre mounted without them, of some NFS
+
+
 def lock(path):
     """The file `path`, open and locked; None where another process holds it."""
     file = open(path, "a")  # noqa: SIM115 - held until the trial ends
@@ -93,6 +96,11 @@ def lock(path):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(wait)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            what = "this file system has no locks (flock), which keep two processes from one trial"
+            raise OSError(error.errno, what, str(path)) from None
         else:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}")
