@@ -168,10 +168,11 @@ def draw_panels(figure, panels):
             axis.set_ylabel("")
     for axis in axes[len(panels) :]:
         axis.remove()
-    for axis in (
-        picture.axes if figure.zero else ()
-    ):  # when all are drawn: it ends the search for the other end
-        axis.set_ylim(bottom=0)
+    for axis, panel in zip(picture.axes, panels):  # when all are drawn, whose y axis they may share
+        if figure.zero:
+            axis.set_ylim(bottom=0)
+        if figure.x.startswith("iteration"):
+            write_ends(axis, panel)
     return picture
 
 
@@ -205,8 +206,6 @@ def draw_panel(axis, figure, panel):
         axis.set_xlabel(axis.get_xlabel() + ("" if isinstance(xs[0], str) else f" = {xs[0]}{level}"))
     elif levels:
         axis.plot(list(levels), list(levels.values()), ":", color="gray", label="chance: without memory")
-    if figure.x.startswith("iteration"):
-        write_ends(axis, figure, panel)
     if figure.curves and not side_by_side:
         axis.locator_params(axis="x", nbins=5, integer=True)
     elif not side_by_side:  # flags double from trial to trial
@@ -238,18 +237,15 @@ def draw_points(axis, line, points, style):
     axis.errorbar(names, *means_and_errors(points), linestyle="none", **style)
 
 
-def write_ends(axis, figure, panel):
-    """The lines' last values, in a corner, where two of them end within a twentieth of the y axis."""
+def write_ends(axis, panel):
+    """The lines' last values, where many end close together: in the lower corner if they end above it."""
     ends = {line: float(np.mean(points[max(points)])) for line, points in panel.lines.items()}
-    scale = np.log if figure.log_y else np.asarray
-    low, high = scale(axis.get_ylim())
-    gaps = np.diff(np.sort(scale(list(ends.values()))))
-    if len(ends) > 1 and gaps.min() < abs(high - low) / 20:
-        first = [np.mean(points[min(points)]) for points in panel.lines.values()]
-        falls = np.mean(first) > np.mean(list(ends.values()))
-        where = dict(x=0.98, y=0.97, va="top") if falls else dict(x=0.98, y=0.03, va="bottom")
-        text = "\n".join(["in the end", *(f"{line} {value:.4g}" for line, value in ends.items())])
-        axis.text(s=text, ha="right", size=6, transform=axis.transAxes, **where)
+    _, height = axis.transData.transform((0, np.mean(list(ends.values())))) - axis.transAxes.transform(
+        (0, 0.5)
+    )
+    where = dict(x=0.98, y=0.03, va="bottom") if height > 0 else dict(x=0.98, y=0.97, va="top")
+    text = "\n".join(["in the end", *(f"{line} {value:.4g}" for line, value in ends.items())])
+    axis.text(s=text, ha="right", size=6, transform=axis.transAxes, **where)
 
 
 def means_and_errors(points):
