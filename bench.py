@@ -69,7 +69,7 @@ def plain_step(task, engine, device):
     engine = replace(engine, onednn=False)
 
     def step():
-        machine.prepare(engine, device)
+        machine.prepare(engine, device, task.is_small())
         logits = model(episode.inputs, slice(None))[task.length :]
         loss = F.cross_entropy(logits.flatten(0, 1), episode.targets.T.flatten())
         optimizer.zero_grad()
@@ -82,14 +82,14 @@ def plain_step(task, engine, device):
 
 
 def suite_step(task, engine, device):
-    machine.prepare(engine, device)
+    machine.prepare(engine, device, task.is_small())
     t = Trial(task, [])
     t.engine = engine
     t.initialise()
     t.make_step()
 
     def step():
-        machine.prepare(engine, device)
+        machine.prepare(engine, device, task.is_small())
         t.iteration += 1
         t.rate.fill_(task.rate(t.iteration))
         t.step(t.iteration)
@@ -164,7 +164,7 @@ def run(args, more, device, tasks):
         "device": machine.device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "commit": machine.git("rev-parse", "HEAD"),
+        "commit": machine.version_of_code()["commit"],
         "flags": more,
         "repeats": args.repeats,
         "configurations": {},

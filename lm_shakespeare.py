@@ -27,7 +27,7 @@ from suite.fetch import fetch
 from suite.flags import AT_LEAST_2, COUNT, as_words, cross, declare
 from suite.progress import say
 from suite.task import Task
-from suite.trial import load_weights, refuse_other_flags
+from suite.trial import load_weights, refuse_another_text, refuse_other_flags
 
 import functools
 import hashlib
@@ -120,9 +120,14 @@ class Shakespeare(Task):
     def begin(self):
         """Find the text, which --download gets. With --sample, draw from the trial, and end."""
         if self.args.download:
-            fetch([ADDRESS], Path(self.args.data), SHA256)
-        self.config["text_sha256"] = hashlib.sha256(read_text(self.args.data).encode()).hexdigest()
+            fetch([ADDRESS], Path(self.args.data), lambda text: hashlib.sha256(text).hexdigest() == SHA256)
+        self.config["text_sha256"] = text_sha256(self.args.data)
         return None if self.args.sample is None else self.sample()
+
+    @classmethod
+    def check_all(cls, tasks):
+        if Path(data := tasks[0].args.data).exists():
+            refuse_another_text(tasks, text_sha256(data))
 
     def build(self, device):
         context = self.args.context
@@ -221,6 +226,10 @@ class Shakespeare(Task):
 
 TOKENIZERS = ["char", "word", "bpe"]
 BYTE_PAIR_TYPES = 159  # the document's; characters and merged pairs together
+
+
+def text_sha256(path):
+    return hashlib.sha256(read_text(path).encode()).hexdigest()
 
 
 def read_text(path):

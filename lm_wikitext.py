@@ -34,6 +34,7 @@ from suite.files import read_usable_json
 from suite.flags import SEEDS, SMOKE, cross
 from suite.progress import say, say_once
 from suite.task import Task
+from suite.trial import refuse_another_text
 
 import hashlib
 import io
@@ -115,7 +116,7 @@ class WikiText(Task):
         """Find the text, which --download gets, and its tokens, which --prepare makes."""
         a = self.args
         files = find_text(Path(a.data), a.download)
-        text = hashlib.sha256("".join(map(file_sha256, files.values())).encode()).hexdigest()
+        text = text_sha256(files)
         if (known := committed_texts(a.vocab)) and text not in known:
             others = " or ".join(sorted(known))
             say_once(f"{a.data} is not the text of this suite's results: SHA-256 {text}, theirs {others}")
@@ -131,6 +132,12 @@ class WikiText(Task):
             return 0
         self.config |= {"text_sha256": text, "pieces_sha256": pieces}
         return None
+
+    @classmethod
+    def check_all(cls, tasks):
+        files = files_of_text(Path(tasks[0].args.data))
+        if all(path.exists() for path in files.values()):
+            refuse_another_text(tasks, text_sha256(files))
 
     def tokens_folder(self, name):
         """Beside the text; or under --out, where there is none beside the text and none can be made."""
@@ -414,7 +421,7 @@ def read_split(folder, split, vocab, length):
 def download(files):
     """Get the archive, and from it those of the files that are missing."""
     archive = files["train"].with_name(ARCHIVE)
-    fetch(ADDRESSES, archive)
+    fetch(ADDRESSES, archive, lambda content: zipfile.is_zipfile(io.BytesIO(content)))
     try:
         with zipfile.ZipFile(archive) as content:
             members = {Path(name).name: name for name in content.namelist()}
@@ -426,9 +433,18 @@ def download(files):
         raise Refused(f"{archive}, now removed, was not whole, or of other files: {error}") from None
 
 
-def find_text(folder, may_download):
+def files_of_text(folder):
     """-> {split: its file}"""
-    files = {split: folder / f"wiki.{split}.raw" for split in SPLITS}
+    return {split: folder / f"wiki.{split}.raw" for split in SPLITS}
+
+
+def text_sha256(files):
+    return hashlib.sha256("".join(map(file_sha256, files.values())).encode()).hexdigest()
+
+
+def find_text(folder, may_download):
+    """-> {split: its file}, all of which are there"""
+    files = files_of_text(folder)
     if may_download and not all(path.exists() for path in files.values()):
         download(files)
     if missing := ", ".join(path.name for path in files.values() if not path.exists()):

@@ -9,7 +9,7 @@ What a script prints of its own figures: python reverse.py --report.
 from suite import cli, files
 from suite.claims import LEVEL, SCALES, Figure, Outcomes, claims_of, correct, judge_all
 from suite.drawing import CAN_DRAW, draw, pictures
-from suite.flags import Parser, file_path, flag_in_folder, seed_or_range, trials_of_scale
+from suite.flags import Parser, file_path, flag_in_folder, folder, seed_or_range, trials_of_scale
 from suite.progress import duration
 from suite.tables import Broken, aligned, checked, curve_of, figure_lines, load, picture_stem, progress_of
 from suite.trial import FAILED
@@ -36,7 +36,7 @@ from sort import Sort
 from stability import Stability
 
 TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shakespeare]
-STATES = ["done", "running", "stopped", "missing"]
+STATES = ["done", "running", "stopped", "not finite", "missing"]
 
 # ------------------------------------------------------------------------------------------------------------
 # How far every figure is
@@ -46,6 +46,8 @@ STATES = ["done", "running", "stopped", "missing"]
 def progress(folder):
     """-> (state, iterations done, seconds spent, what is wrong with its files), as of its last save."""
     faults, state = [], "stopped" if folder.exists() else "missing"
+    if (folder / files.DIVERGED).exists():
+        state = "not finite"
     if (path := folder / "result.json").exists():
         try:
             return "done", *checked(path, progress_of), faults
@@ -99,7 +101,7 @@ BEYOND = "Beyond the paper"
 LEGEND = """\
 - **yes**: the 95% interval of the difference lies above zero; of a primary claim, the corrected p too is
   below .05.
-- **no**: the same below zero; the opposite is shown.
+- **no**: the same below zero; the opposite is shown. Two comparisons double its p: either may show it.
 - **undecided**: neither is shown.
 - **not enough trials**: fewer than three on a side.
 
@@ -215,10 +217,12 @@ def section_lines(section, out, folder):
     task, scale, name, outcomes = section.task, section.scale, section.name, section.outcomes
     stem = picture_stem(task, name, scale, section.chosen)
     lines = [f"### {section.heading}", "", f"{section.figure.title}. `{command(section)}`", ""]
-    for path, figure, part in pictures(section.figure, stem, outcomes, out):
-        if CAN_DRAW and len(outcomes.texts()) == 1:
-            draw(figure, scale, path, part, [".svg"])
-        if path.exists():
+    comparable = len(outcomes.texts()) == 1
+    for path, figure, part in pictures(section.figure, stem, outcomes, out) if comparable else ():
+        said = draw(figure, scale, path, part, [".svg"]) if CAN_DRAW else ""
+        if said.startswith("not drawn"):
+            print(f"{path.name} is {said}")
+        elif path.exists():
             lines += [f"![{figure.title}]({os.path.relpath(path, folder)})", ""]
     found = figure_lines(section.figure, scale, outcomes, section.broken, section.verdicts)
     body = "\n".join(line.removeprefix("  ") for line in found).strip("\n")
@@ -249,13 +253,15 @@ def bench_parts(out):
             table = checked(path, lambda text: bench.table(json.loads(text)))
             parts[f"bench.py, {path.stem}"] = ["```text", *table, "```", ""]
         except Broken as error:
-            broken.append(str(error))
+            broken.append(f"cannot be read, left out: {error}")
     return parts, broken
 
 
 def page_lines(out, scales, seeds, folder):
     """-> (the lines between the markers, what is wrong with files)"""
     found = sections(out, scales, seeds)
+    if not any(one.outcomes.finished() for one in found):
+        raise Refused(f"no trial of {' or '.join(scales)} scale is finished in --out {out}")
     parts, broken = bench_parts(out)
     texts = {}
     for one in found:
@@ -300,13 +306,14 @@ def write_page(path, out, scales, seeds):
     head, tail = kept(path)
     lines, broken = page_lines(out, scales, seeds, path.parent)
     files.write(path, "\n".join([*head, BEGIN, *lines, END, *tail]))
-    for line in broken:
-        print(f"cannot be read, left out: {line}")
+    print(*broken, sep="\n", end="\n" if broken else "")
+    if not CAN_DRAW:
+        print("matplotlib is not installed, so no picture was drawn: those that were there are shown")
 
 
 def main(argv=None):
     parser = Parser("report.py", description="How far every figure of every script is.")
-    parser.add_argument("--out", default="runs", type=file_path, help="folder of all trials (runs)")
+    parser.add_argument("--out", default="runs", type=folder, help="folder of all trials (runs)")
     parser.add_argument("--scale", choices=SCALES, nargs="+", help="of which figures (all that have trials)")
     parser.add_argument(
         "--seed", type=seed_or_range, metavar="N", help="such as 0-9: in place of the grids' own"
@@ -315,13 +322,14 @@ def main(argv=None):
         "--write", metavar="FILE", type=file_path, help="make FILE, such as RESULTS.md, instead"
     )
     args = parser.parse_args(argv)
+    out = Path(args.out)
     try:
-        found = args.scale or cli.finished_of_scales(TASKS, args.out, args.seed) or ["paper"]
+        found = args.scale or cli.finished_of_scales(TASKS, out, args.seed) or ["paper"]
         scales = sorted(set(found), key=SCALES.index)
         if args.write:
-            write_page(args.write, args.out, scales, args.seed)
+            write_page(args.write, out, scales, args.seed)
         else:
-            show_progress(args.out, scales, args.seed)
+            show_progress(out, scales, args.seed)
     except BrokenPipeError:  # of `| head`
         pass
     except KeyboardInterrupt:

@@ -21,6 +21,7 @@ from suite import cli
 from suite.claims import (
     ACCURACY,
     BOTH_METRICS,
+    CONTROLS,
     NO_GAIN,
     NONE,
     SIN,
@@ -437,8 +438,8 @@ CLAIMS = [
 ]
 for figure, at in (("fig13", ""), ("fig14", " at varying length")):
     CLAIMS += [
-        Claim(figure, f"random vectors help{at}", accuracy, RANDOM, NONE),
-        Claim(figure, f"learned vectors help{at}", accuracy, LEARNED, NONE),
+        Claim(figure, f"random vectors help{at}", accuracy, RANDOM, NONE, controls=CONTROLS),
+        Claim(figure, f"learned vectors help{at}", accuracy, LEARNED, NONE, controls=CONTROLS),
         Claim(figure, f"sin is better than random{at}", accuracy, SIN, RANDOM),
         Claim(figure, f"sin is better than learned{at}", accuracy, SIN, LEARNED),
     ]

@@ -311,6 +311,8 @@ class Stability(DualFrequency):
         return "has the numbers of " + " ".join(f"--{name} {content.get(name)}" for name in names)
 
     def unlike(self, content):
+        if not files.finished_metrics(self.folder):
+            return "is of a trial that is not finished"
         if (what := super().unlike(content) or self.other_settings(content)) or not is_whole(content):
             return what
         lacking = len(self.missing(content))

@@ -827,6 +827,10 @@ def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
             assert err.count("\n") == 1 and not (folder_in(folder) / "result.json").exists()
             kept = (folder_in(folder) / "last.pt").exists()
             assert ("is kept" in err, "nothing was saved" in err) == (kept, not kept), err
+            assert report.progress(folder_in(folder))[0] == "not finite"
+            with no_pictures():
+                out = command(f"{words} --report fig12 --pe sin")[1]
+            assert "not finite, left out: runs" in out and "without a result: all (1)" in out, out
             for path in folder_in(folder).glob("*.pt"):
                 assert all(v.isfinite().all() for v in load(path)["model"].values()), "the kept one is good"
             assert command(words)[0] == trial.NOT_FINITE
@@ -844,6 +848,7 @@ def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
             assert "same command without --overwrite evaluates" in command(f"{SMOKE} --overwrite")[2]
         code, out, _ = command(SMOKE)
         assert code == 0 and "continuing from last.pt, iteration 20" in out, out
+        assert report.progress(folder_in(folder))[0] == "done" and not list(folder.rglob(files.DIVERGED))
 
 
 def test_a_resumed_trial_keeps_the_interval_of_its_snapshots():
@@ -957,6 +962,16 @@ PLUMBING += "|--precision tf32|--precision fp32|--engine torch|--no-graph|--dete
 SCIENCE = "--lr 0.1|--warmup 7|--min-length 3|--dual-freq|--clip 0|--combine add|--amplitude 2|--bands 0:0.5"
 SCIENCE += "|--encode input|--model mamba|--model mamba --no-conv|--model mamba --rotate"
 SCIENCE += "|--model mamba --slow"
+
+
+def test_a_commit_is_of_this_repository_not_of_one_around_it():
+    if not shutil.which("git"):
+        raise Skip("no git")
+    assert bool(machine.version_of_code()["commit"]) == (HERE / ".git").exists()
+    with workplace() as folder, mock.patch.object(machine, "__file__", str(folder / "suite" / "machine.py")):
+        Path("suite").mkdir()
+        subprocess.run(["git", "init", "-q"], check=True)
+        assert machine.version_of_code() == {"commit": None, "dirty": None}
 
 
 def test_folder_names_hold_what_changes_results():
@@ -1077,10 +1092,9 @@ def test_student_t_is_the_textbooks():
     close([paired.value, paired.error, paired.freedom], [2, math.sqrt(1 / 3), 2], 1e-9)
     gains = claims.difference([[5, 6, 7], [1, 2, 3]], [[4, 5, 6], [2, 3, 4]])
     close([gains.higher, gains.lower, gains.error, gains.freedom], [4, 2, math.sqrt(4 / 3), 8], 1e-9)
-    for family, corrected in (
-        (3, [0.04, 0.03, 0.04]),
-        (4, [0.06, 0.04, 0.08]),
-    ):  # Holm's; what is missing is 1
+    assert claims.difference([[5, 6, 7], [1, 2]], [[4, 5], [2, 3, 4]]).counts == (2, 2)
+    holms = {3: [0.04, 0.03, 0.04], 4: [0.06, 0.04, 0.08]}  # by size of the family: what is missing is 1
+    for family, corrected in holms.items():
         close(claims.holm([0.02, 0.01, 0.04], family), corrected, 1e-9)
     values = np.random.default_rng(7).normal(size=200)  # the paper's bootstrap, where a normal one is as good
     normal = values.mean() + 1.96 * values.std() / math.sqrt(200) * np.array([-1, 1])
@@ -1241,6 +1255,10 @@ def test_broken_files_are_named_and_the_others_reported():
         path.write_text(json.dumps(json.loads(whole) | {"config": {"text_sha256": "another"}}))
         out = command("--scale smoke --report fig3")[1]
         assert "2 different texts, not compared" in out and "mean" not in out
+        reports("--write R.md --scale smoke")
+        assert "of different texts" in Path("R.md").read_text()
+        whole_grid, part = (command(f"--scale smoke --report fig2 {vocab}")[1] for vocab in ("", "--vocab 8"))
+        assert "at the largest" in whole_grid and "of 6 trials" in part and "at the largest" not in part, part
         Path("runs/bench").mkdir()
         Path("runs/bench/bad.json").write_text('{"configurations": {"a": 1}}')
         for rows, content in zip(("5,x,1,1,1", "5,1", "5,1,nan,1,1"), (bad[1], bad[3], bad[7])):
@@ -1271,11 +1289,17 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
             known = target[1:] in map(report.anchor, headings)
             assert known if target[0] == "#" else 1000 < Path(target).stat().st_size < 60_000
         made_up(sort.Sort, "--scale smoke --out results --seed 7")  # another page, of other pictures
-        with mock.patch.object(report, "draw") as drawn:
+        with mock.patch.object(report, "draw", return_value="") as drawn:
             reports("--write other.md --out results --scale smoke --seed 7")
         assert "--all fig12 --seed=7" in Path("other.md").read_text()
-        stems = [call.args[2].stem for call in drawn.mock_calls]
+        stems = [call.args[2].stem for call in drawn.call_args_list]
         assert bool(stems) == report.CAN_DRAW and all("seed=7" in stem for stem in stems)
+        with no_pictures():  # and with another --out, of which nothing is finished
+            assert "matplotlib is not installed" in reports(words)
+        text = page.read_text()
+        for out in ("nowhere", "''"):
+            code, _, err = captured(lambda out=out: report.main(shlex.split(f"{words} --out {out}")))
+            assert code == 2 and err.count("\n") == 1 and page.read_text() == text, err
         # A marker that lacks, twice, in a line with others, upside down
         twice, beside = f"{text}\n{made}", text.replace(report.END, f"a {report.END}")
         for wrong in (made, twice, beside, f"{report.END}\n{made}"):
@@ -1285,7 +1309,7 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
 
 
 def test_the_results_page_is_that_of_the_committed_trials():
-    with workplace() as folder, mock.patch.object(report, "draw"):
+    with workplace() as folder, mock.patch.object(report, "draw", return_value=""):
         shutil.copytree(HERE / "results", folder / "results")
         shutil.copy(HERE / "RESULTS.md", folder)
         reports("--write RESULTS.md --out results --scale desk quick")
@@ -1467,6 +1491,9 @@ def test_stability_from_trial_to_report():
         model.load_state_dict(load(again / "last.pt")["model"])
         wanted = plain_stability(model, *stability.draw_pairs(0, 8, 8, 3, 2), 3).view(4, 2).mean(1)
         close([values["20"] for values in first.values()], wanted, 1e-5)
+        (folder / "result.json").rename("kept")
+        assert "a trial that is not finished" in command(f"{smoke} --report", Stability)[1]
+        Path("kept").rename(folder / "result.json")
         # Snapshots without numbers are evaluated, in fp32; all of them with --overwrite, or after damage.
         fewer = {name: {k: v for k, v in values.items() if k != "10"} for name, values in first.items()}
         files.write_json(path, read_json(path) | {"by_condition": fewer})
@@ -1637,6 +1664,8 @@ def test_shakespeare_is_sampled():
         said = command(f"{words} --sample 'The '", Shakespeare)[1]
         refuses("'The €'", f"{words} --sample 'The €'", Shakespeare)
         refuses("--sample does not go", f"{words} --sample 'The ' --all table1", Shakespeare)
+        Path("other.txt").write_bytes(A_FILE + b".")
+        refuses("was made with other text", f"{words} --data other.txt --seed 0-1", Shakespeare)
         task = task_of(words, Shakespeare, build=True)
         model, drawn = task.model(), task.tokenizer.encode("The ").tolist()
         model.load_state_dict(load(folder_in(folder) / "last.pt")["model"])
@@ -1772,7 +1801,8 @@ def test_language_model_learns_and_notices_another_text():
         said = [lm(more)[2] for more in (words, "--iterations 1")]
         lm_tokens(text="another")
         said += [lm(more)[2] for more in (words, "--iterations 2", "--iterations 3 --vocab 41")]
-        assert "made with other text: text_sha256" in said[2], said
+        several = lm(f"{words} --seed 0-1")[2]  # would take the first for done
+        assert all("made with other text: text_sha256" in x for x in (said[2], several)), (said, several)
         assert [other in text for text in said] == [False, False, True, True, False], said
 
 
@@ -1833,14 +1863,15 @@ def test_download_is_whole_or_not_at_all():
         for split in SPLITS:
             file.writestr(f"wikitext-103-raw/wiki.{split}.raw", f"{split} text")
     whole, cut_off = packed.getvalue(), dict(side_effect=http.client.IncompleteRead(b"<html>"))
-    contents = {"not a zip": b"<html>", "CRC": whole.replace(b"n text", b"N text"), "no tokens yet": whole}
+    contents = {"another file": b"<html>", "CRC": whole.replace(b"n text", b"N text"), "no tokens yet": whole}
     with workplace() as folder:
         archive = folder / "archive"
         with mock.patch("urllib.request.urlopen", **cut_off):
             refuses("IncompleteRead", f"{SMALL} --download", lm_wikitext.WikiText)
         for said, content in contents.items():
             archive.write_bytes(content)
-            with mock.patch.object(lm_wikitext, "ADDRESSES", ["file:nowhere", archive.as_uri()]):
+            page = (folder / "parked").write_bytes(b"<html>") and (folder / "parked").as_uri()
+            with mock.patch.object(lm_wikitext, "ADDRESSES", ["file:nowhere", page, archive.as_uri()]):
                 code, _, err = lm("--download")
             assert code == 2 and err.count("\n") == 1 and said in err, err
             assert content == whole or not list(folder.rglob("*.*"))

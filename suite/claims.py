@@ -75,19 +75,24 @@ class Outcome:
 
 
 class Outcomes:
-    """The trials of a grid, [(flags, Outcome or None)], and what tables and claims ask of them."""
+    """The trials of a grid, [(flags, Outcome or None)], and what tables and claims ask of them.
 
-    def __init__(self, trials):
+    Of a part of a grid, `rows` are the flags of the whole one: its largest vocabulary is the largest there.
+    """
+
+    def __init__(self, trials, rows=None):
         self.trials = trials
+        self.rows = [flags for flags, _ in trials] if rows is None else rows
 
     def where(self, **flags):
         """Those with these flags; a value of min or max stands for the smallest or largest of the grid."""
         for k, v in flags.items():
-            flags[k] = v(self.values_of(k)) if callable(v) and self.trials else v
-        return Outcomes([t for t in self.trials if all(t[0].get(k) == v for k, v in flags.items())])
+            flags[k] = v(self.values_of(k)) if callable(v) and self.rows else v
+        has = lambda row: all(row.get(k) == v for k, v in flags.items())
+        return Outcomes([t for t in self.trials if has(t[0])], [row for row in self.rows if has(row)])
 
     def values_of(self, flag):
-        return {flags[flag] for flags, _ in self.trials if flags[flag] is not None}
+        return {row[flag] for row in self.rows if row[flag] is not None}
 
     def finished(self):
         return [outcome for _, outcome in self.trials if outcome]
@@ -192,7 +197,8 @@ def difference(higher, lower):
     The degrees of freedom are Welch's and Satterthwaite's, for a difference of differences too.
     """
     means = [float(np.mean(side[0]) - sum(np.mean(base) for base in side[1:])) for side in (higher, lower)]
-    return Difference(*means, (len(higher[0]), len(lower[0])), *spread(*higher, *lower))
+    counts = min(map(len, higher)), min(map(len, lower))
+    return Difference(*means, counts, *spread(*higher, *lower))
 
 
 def paired_difference(higher, lower):
@@ -402,7 +408,10 @@ def claims_of(task, figure, scale):
 
 def judge_all(rows, outcomes):
     """The Verdicts on the claims that these rows stand for, before any correction."""
-    return [judge(claim, outcomes) for row in rows for claim in expand(row, outcomes)]
+    claims = [claim for row in rows for claim in expand(row, outcomes)]
+    if len(outcomes.texts()) > 1:
+        return [Verdict(claim, why="of different texts, not compared") for claim in claims]
+    return [judge(claim, outcomes) for claim in claims]
 
 
 def correct(verdicts, family):

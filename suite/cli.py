@@ -286,6 +286,7 @@ def run(task, args, given, argv, stop):
     elif many:
         each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
         trials = [Listed({}, [*argv, "--seed", str(one.seed)], flags.complete(task, one)) for one in each]
+        task.check_all([one.task for one in trials])
     else:
         one = flags.complete(task, args)
         return one.run(argv, stop) if one.run else train([Trial(one, argv)], stop)[0]

@@ -61,7 +61,7 @@ def pictures(figure, stem, outcomes, out):
 
 def at_both_ends(outcomes):
     """Those with a curve, of none, constant and sin, at each model's smallest and largest vocabulary."""
-    found = []
+    found, outcomes = [], Outcomes(outcomes.trials)  # of those that are there
     for model in dict.fromkeys(flags["model"] for flags, _ in outcomes.trials):
         smallest, largest = (outcomes.where(model=model).where(vocab=end).trials for end in (min, max))
         found += smallest if smallest == largest else smallest + largest
@@ -72,7 +72,7 @@ def at_both_ends(outcomes):
 def by_iteration(outcome, points=30):
     """Accuracies on training batches, thinned to so many points: each is a part of the SVG's size."""
     iterations, accuracies = outcome.curve["iteration"], outcome.curve["accuracy"]
-    every = math.ceil(len(iterations) / points)
+    every = max(1, math.ceil(len(iterations) / points))
     panel = f"{name_of(outcome.flags['model'])}, K = {outcome.flags['vocab']}"
     yield panel, outcome.flags["pe"], dict(zip(iterations[::-every][::-1], accuracies[::-every][::-1]))
 

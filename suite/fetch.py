@@ -6,6 +6,7 @@ from suite.progress import say
 import hashlib
 import http.client
 import os
+import platform
 import urllib.request
 
 from common import Refused
@@ -13,13 +14,13 @@ from common import Refused
 
 def put(path, content):
     """Write the file `path`. Several processes may do so at once: each writes its own and renames it."""
-    own = path.with_name(f".{path.name}.{os.getpid()}")
+    own = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}")
     files.write(own, content)
     own.rename(path)
 
 
-def fetch(addresses, path, sha256=None):
-    """Download the file `path`, unless it is there, from the first address that gives it whole."""
+def fetch(addresses, path, is_whole):
+    """Download the file `path`, unless it is there, from the first address whose content `is_whole`."""
     if path.exists():
         return
     faults, browser = [], {"User-Agent": "Mozilla/5.0"}  # one host refuses Python
@@ -32,10 +33,9 @@ def fetch(addresses, path, sha256=None):
         except (OSError, http.client.HTTPException) as error:
             faults.append(f"{address}: {error}")
             continue
-        found = hashlib.sha256(content).hexdigest()
-        if sha256 in (None, found):
+        if is_whole(content):
             path.parent.mkdir(parents=True, exist_ok=True)
             put(path, content)
             return
-        faults.append(f"{address}: another file, of SHA-256 {found}")
+        faults.append(f"{address}: another file, of SHA-256 {hashlib.sha256(content).hexdigest()}")
     raise Refused(f"no download: {'; '.join(faults)} (or bring the file to {path} in another way)")

@@ -15,6 +15,8 @@ import zipfile
 
 import torch
 
+DIVERGED = "not_finite.txt"  # in a trial's folder: when its loss or weights became infinite or NaN
+
 
 class Torn(Exception):
     """A file that was not written whole, or that was changed since."""
@@ -149,12 +151,12 @@ def load_tensors(path, device):
 
 
 def clear(folder):
-    """Delete all but the lock. If that is cut short nothing old comes back: what would be taken for done, or
+    """Delete all but locks. If that is cut short nothing old comes back: what would be taken for done, or
     continued, goes first, and config.json, which vouches for the rest, last."""
-    order = ["result.json", "previous.pt", "last.pt", "", "config.json"]
+    order = ["result.json", "previous.pt", "last.pt", "", "config.json"]  # "": all others
     place = lambda path: order.index(path.name if path.name in order else "")
     for path in sorted(folder.iterdir(), key=place):
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != "lock":
+        elif path.name not in ("lock", "stability.lock"):
             path.unlink()

@@ -177,10 +177,19 @@ def peak_memory(device, alone):
 def git(*words):
     """What git prints, or None without git or outside a repository."""
     try:
-        command = ["git", "-C", str(Path(__file__).parent), *words]
+        command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def version_of_code():
+    """The commit, and whether a file differs from it; None where this file is not git's, though it may lie
+    inside of another repository."""
+    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return {"commit": None, "dirty": None}
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": git("rev-parse", "HEAD"), "dirty": status != ""}
 
 
 def device_name(device):
@@ -194,15 +203,13 @@ def device_name(device):
 
 def provenance(task, argv, model, engine, device):
     """What config.json and result.json hold of a trial's origin."""
-    status = git("status", "--porcelain", "--untracked-files=no")
     plumbing = {k: v for k, v in sorted(vars(task.args).items()) if k not in task.config and v is not None}
     return {
         "task": task.name,
         "config": task.config,
         "run": plumbing,
         "argv": argv,
-        "commit": git("rev-parse", "HEAD"),
-        "dirty": None if status is None else status != "",
+        **version_of_code(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -1,5 +1,6 @@
 """What is read of a trial, tables of many, and the lines that are printed of a figure."""
 
+from suite import files
 from suite.claims import (
     MOST_PRIMARY,
     TOO_FEW,
@@ -121,8 +122,11 @@ def add_curve(outcome, folder):
         outcome.curve.update(checked(path, curve_of))
 
 
-def load(figure, claims, trials):
-    """[flags.Listed] -> (Outcomes, a line for every file that cannot be used)."""
+def load(figure, claims, trials, rows=None):
+    """[flags.Listed] -> (Outcomes, a line for every trial that is left out though it has run).
+
+    `rows` are the flags of the whole grid, where these trials are a part of it.
+    """
     found, broken = [], []
     for flags, _, task in trials:
         outcome = None
@@ -131,10 +135,15 @@ def load(figure, claims, trials):
                 outcome = read_outcome(figure, claims, flags, task)
                 if figure.training:
                     add_curve(outcome, task.folder)
+            elif (path := task.folder / files.DIVERGED).exists():
+                broken.append(
+                    f"not finite, left out: {task.folder}: {path.read_text(errors='replace').strip()}"
+                )
         except Broken as error:
-            broken.append(str(error))
+            what = "no curve of it is drawn" if outcome else "left out"
+            broken.append(f"cannot be read, {what}: {error}")
         found.append((flags, outcome))
-    return Outcomes(found), broken
+    return Outcomes(found, rows), broken
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -201,16 +210,16 @@ MEANING = """\
 
 def figure_lines(figure, scale, outcomes, broken, verdicts):
     """Its tables and verdicts."""
-    lines = [f"  cannot be read, left out: {line}" for line in broken]
+    lines = [f"  {line}" for line in broken]
     if len(texts := outcomes.texts()) > 1:
         counts = " and ".join(map(str, texts.values()))
         lines.append(f"  trials of {len(texts)} different texts, not compared: {counts} of them")
     if len(texts) != 1:  # nothing is finished, or not comparable
-        return lines + missing(outcomes)
+        return lines + missing(outcomes, broken)
     usual = lambda outcomes, scale: [mean_columns(*item) for item in figure.metrics.items()]
     for columns in (figure.tables or usual)(outcomes, scale):
         lines += ["", *cell_table(outcomes, columns)]
-    lines += ["", *lacking, ""] if (lacking := missing(outcomes)) else [""]
+    lines += ["", *lacking, ""] if (lacking := missing(outcomes, broken)) else [""]
     for one in verdicts:
         mark = " (primary)" if one.claim.primary else ""
         lines.append(f"  {one.word}: {one.claim.text}{mark}: {one.numbers}")
@@ -218,7 +227,7 @@ def figure_lines(figure, scale, outcomes, broken, verdicts):
     return lines + (figure.note(outcomes, scale) if figure.note else [])
 
 
-def missing(outcomes, most=8):
+def missing(outcomes, broken, most=8):
     """A line that names the cells that lack trials, by the flags in which cells differ, and how many."""
     found, cells = outcomes.cells(), []
     differ = {item for cell in found for item in cell if not all(item in other for other in found)}
@@ -228,7 +237,8 @@ def missing(outcomes, most=8):
             words = " ".join(k.replace("_", "-") if v is True else str(v) for k, v in told) or "all"
             cells.append(f"{words} ({lacking})")
     more = f" and {len(cells) - most} more" if len(cells) > most else ""
-    return [f"  still to run: {', '.join(cells[:most])}{more}"] if cells else []
+    what = "without a result" if broken else "still to run"
+    return [f"  {what}: {', '.join(cells[:most])}{more}"] if cells else []
 
 
 def few_trials(verdicts):
@@ -255,7 +265,7 @@ def print_figures(task, scale, figures, out, chosen):
     finished, judged = 0, 0
     for name, trials in figures.items():
         figure, claims = task.figures[name], claims_of(task, name, scale)
-        outcomes, broken = load(figure, claims, trials)
+        outcomes, broken = load(figure, claims, trials, task.grids[scale][name])
         finished += (done := len(outcomes.finished()))
         # The other scripts' primary claims are not known here: as for the most that there may be.
         verdicts = correct(judge_all(claims, outcomes), MOST_PRIMARY)

@@ -101,6 +101,13 @@ def refuse_other_flags(folder, config):
             raise Refused(f"{folder} {what} (--overwrite starts anew)")
 
 
+def refuse_another_text(tasks, text):
+    """Refuse trials of another text, which --all would take for done. A single one says so as it begins."""
+    for task in tasks:
+        if not task.args.overwrite:
+            refuse_other_flags(task.folder, task.config | {"text_sha256": text})
+
+
 def again(args):
     """What continues a trial that has saved its state."""
     return "the same command" + (" without --overwrite" if args.overwrite else "")
@@ -256,6 +263,8 @@ class Trial:
         except NotFinite as error:
             kept = (self.folder / "last.pt").exists()
             checkpoint = f"the last good checkpoint is kept in {self.folder}" if kept else "nothing was saved"
+            with contextlib.suppress(OSError):
+                files.write(self.folder / files.DIVERGED, f"{error}\n")
             self.end(NOT_FINITE, f"{error}; {checkpoint}")
         except Stopped:
             self.end(STOPPED, f"stopped while evaluating; {again(self.args)} evaluates")
@@ -300,7 +309,8 @@ class Trial:
         }
         self.write_curve()  # again: one killed after its last checkpoint has an older one
         files.write_json(self.folder / "result.json", result)
-        (self.folder / "previous.pt").unlink(missing_ok=True)
+        for name in ("previous.pt", files.DIVERGED):
+            (self.folder / name).unlink(missing_ok=True)
         self.progress.live.close()
         self.show(metrics)
         self.end(0)
