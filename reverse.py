@@ -263,7 +263,8 @@ GRIDS = {
         + cross(**DESK_S4D, pe="dup", vocab=1024, seed=SEEDS),
         "fig2-longer": cross(model="gru", pe=WITH_CONSTANT, vocab=[8, 16, 32], length=32, seed=SEEDS)
         + cross(model="gru", pe="dup", vocab=32, length=32, seed=SEEDS),
-        "fig3": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK_DUAL_FREQ, seed=SEEDS),
+        "fig3": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK_DUAL_FREQ, seed=SEEDS)
+        + cross(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **DESK_DUAL_FREQ, seed=SEEDS),
         "fig12": cross(**DESK_LSTM, pe=WITH_CONTROLS, seed=SEEDS),
         "fig13": cross(
             **DESK_LSTM, pe=["none", "constant", "sin", "random", "learned"], amplitude=None, seed=SEEDS
