@@ -6,12 +6,11 @@
 What a script prints of its own figures: python reverse.py --report.
 """
 
-from suite import cli, files
-from suite.claims import LEVEL, SCALES, Figure, Outcomes, claims_of, correct, judge_all
-from suite.drawing import CAN_DRAW, draw, pictures
-from suite.flags import Parser, file_path, flag_in_folder, folder, seed_or_range, trials_of_scale
+from suite import cli, files, flags, tables
+from suite.claims import LEVEL, SCALES, correct
+from suite.flags import Parser, file_path, flag_in_folder, seed_or_range, trials_of_scale
 from suite.progress import duration
-from suite.tables import Broken, aligned, checked, curve_of, figure_lines, load, picture_stem, progress_of
+from suite.tables import Broken, aligned, checked, curve_of, progress_of
 from suite.trial import FAILED
 
 import itertools
@@ -20,7 +19,6 @@ import os
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -117,27 +115,13 @@ the interval beside it is not.
 """
 
 
-@dataclass
-class Section:
-    """A figure's part of the page."""
+def heading_of(section):
+    return f"{section.task.name}.py {section.name}, {section.scale} scale"
 
-    task: type
-    scale: str
-    chosen: list  # of seeds in place of the grid's own: seed=0-9
-    name: str
-    figure: Figure
-    outcomes: Outcomes
-    broken: list
-    verdicts: list
-    primary: int  # of its claims
 
-    @property
-    def heading(self):
-        return f"{self.task.name}.py {self.name}, {self.scale} scale"
-
-    @property
-    def part(self):
-        return BEYOND if self.figure.beyond else f"{self.task.name}.py"
+def part_of(section):
+    """The page's, in which a section stands."""
+    return BEYOND if section.figure.beyond else f"{section.task.name}.py"
 
 
 def anchor(heading):
@@ -150,21 +134,17 @@ def link(heading):
 
 
 def sections(out, scales, seeds):
-    """-> [Section] of all figures; primary claims are corrected among those of their scale, the paper's and
-    those beyond it apart."""
+    """-> [tables.Section] of all figures; primary claims are corrected among those of their scale, the
+    paper's and those beyond it apart."""
     found = []
     chosen = [] if seeds is None else [flag_in_folder("seed", seeds)]
     for task in TASKS:
         for scale in scales:
             for name, trials in trials_of_scale(task, out, scale, seeds).items():
-                figure, claims = task.figures[name], claims_of(task, name, scale)
-                outcomes, broken = load(figure, claims, trials)
-                verdicts = judge_all(claims, outcomes)
-                primary = sum(one.claim.primary for one in verdicts)
-                found.append(Section(task, scale, chosen, name, figure, outcomes, broken, verdicts, primary))
+                found.append(tables.section(task, scale, name, chosen, trials))
     for scale, beyond in itertools.product(scales, (False, True)):
         together = [one for one in found if one.scale == scale and one.figure.beyond is beyond]
-        family = sum(one.primary for one in together)
+        family = sum(verdict.claim.primary for one in together for verdict in one.verdicts)
         corrected = iter(correct([verdict for one in together for verdict in one.verdicts], family))
         for one in together:
             one.verdicts = [next(corrected) for _ in one.verdicts]
@@ -195,7 +175,7 @@ def verdict_lines(found, scales):
             one.scale,
             verdict.word,
             verdict.numbers,
-            f"[{one.task.name}.py {one.name}](#{anchor(one.heading)})",
+            f"[{one.task.name}.py {one.name}](#{anchor(heading_of(one))})",
         ]
         lines.append(f"| {' | '.join(words)} |")
     return [*lines, ""]
@@ -214,19 +194,14 @@ def count_lines(rows, scales):
 
 def section_lines(section, out, folder):
     """A section of a page in `folder`."""
-    task, scale, name, outcomes = section.task, section.scale, section.name, section.outcomes
-    stem = picture_stem(task, name, scale, section.chosen)
-    lines = [f"### {section.heading}", "", f"{section.figure.title}. `{command(section)}`", ""]
-    comparable = len(outcomes.texts()) == 1
-    for path, figure, part in pictures(section.figure, stem, outcomes, out) if comparable else ():
-        said = draw(figure, scale, path, part, [".svg"]) if CAN_DRAW else ""
+    lines = [f"### {heading_of(section)}", "", f"{section.figure.title}. `{command(section)}`", ""]
+    for title, path, said in section.draw(out, [".svg"]):
         if said.startswith("not drawn"):
             print(f"{path.name} is {said}")
         elif path.exists():
-            lines += [f"![{figure.title}]({os.path.relpath(path, folder)})", ""]
-    found = figure_lines(section.figure, scale, outcomes, section.broken, section.verdicts)
-    body = "\n".join(line.removeprefix("  ") for line in found).strip("\n")
-    return [*lines, "```text", body, "```", "", origin(outcomes), ""]
+            lines += [f"![{title}]({os.path.relpath(path, folder)})", ""]
+    body = "\n".join(line.removeprefix("  ") for line in section.lines()).strip("\n")
+    return [*lines, "```text", body, "```", "", origin(section.outcomes), ""]
 
 
 def command(section):
@@ -266,14 +241,14 @@ def page_lines(out, scales, seeds, folder):
     texts = {}
     for one in found:
         if one.outcomes.finished():
-            texts.setdefault(one.part, []).append(one)
+            texts.setdefault(part_of(one), []).append(one)
     order = [part for part in texts if part != BEYOND] + [BEYOND] * (BEYOND in texts)
     contents = ["## Contents", ""]
     for part in order:
         contents.append(f"- {link(part)}")
-        contents += [f"  - {link(one.heading)}: {one.figure.title}" for one in texts[part]]
+        contents += [f"  - {link(heading_of(one))}: {one.figure.title}" for one in texts[part]]
     contents += [f"- {link(heading)}" for heading in parts]
-    waiting = [one.heading for one in found if not one.outcomes.finished()]
+    waiting = [heading_of(one) for one in found if not one.outcomes.finished()]
     contents += ["", f"Nothing has run yet of: {'; '.join(waiting)}."] if waiting else []
     lines = ["", *verdict_lines(found, scales), *contents, ""]
     for part in order:
@@ -307,13 +282,13 @@ def write_page(path, out, scales, seeds):
     lines, broken = page_lines(out, scales, seeds, path.parent)
     files.write(path, "\n".join([*head, BEGIN, *lines, END, *tail]))
     print(*broken, sep="\n", end="\n" if broken else "")
-    if not CAN_DRAW:
+    if not tables.CAN_DRAW:
         print("matplotlib is not installed, so no picture was drawn: those that were there are shown")
 
 
 def main(argv=None):
     parser = Parser("report.py", description="How far every figure of every script is.")
-    parser.add_argument("--out", default="runs", type=folder, help="folder of all trials (runs)")
+    parser.add_argument("--out", default="runs", type=flags.folder, help="folder of all trials (runs)")
     parser.add_argument("--scale", choices=SCALES, nargs="+", help="of which figures (all that have trials)")
     parser.add_argument(
         "--seed", type=seed_or_range, metavar="N", help="such as 0-9: in place of the grids' own"

@@ -1225,7 +1225,7 @@ def reports(words, *named):
 
 @contextlib.contextmanager
 def no_pictures():
-    with mock.patch.object(tables, "CAN_DRAW", False), mock.patch.object(report, "CAN_DRAW", False):
+    with mock.patch.object(tables, "CAN_DRAW", False):
         yield
 
 
@@ -1289,11 +1289,11 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
             known = target[1:] in map(report.anchor, headings)
             assert known if target[0] == "#" else 1000 < Path(target).stat().st_size < 60_000
         made_up(sort.Sort, "--scale smoke --out results --seed 7")  # another page, of other pictures
-        with mock.patch.object(report, "draw", return_value="") as drawn:
+        with mock.patch.object(tables, "draw", return_value="") as drawn:
             reports("--write other.md --out results --scale smoke --seed 7")
         assert "--all fig12 --seed=7" in Path("other.md").read_text()
         stems = [call.args[2].stem for call in drawn.call_args_list]
-        assert bool(stems) == report.CAN_DRAW and all("seed=7" in stem for stem in stems)
+        assert bool(stems) == tables.CAN_DRAW and all("seed=7" in stem for stem in stems)
         with no_pictures():  # and with another --out, of which nothing is finished
             assert "matplotlib is not installed" in reports(words)
         text = page.read_text()
@@ -1309,7 +1309,7 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
 
 
 def test_the_results_page_is_that_of_the_committed_trials():
-    with workplace() as folder, mock.patch.object(report, "draw", return_value=""):
+    with workplace() as folder, mock.patch.object(tables, "draw", return_value=""):
         shutil.copytree(HERE / "results", folder / "results")
         shutil.copy(HERE / "RESULTS.md", folder)
         reports("--write RESULTS.md --out results --scale desk quick")

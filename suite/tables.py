@@ -16,6 +16,7 @@ from suite.drawing import CAN_DRAW, draw, pictures
 
 import json
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -253,28 +254,56 @@ def few_trials(verdicts):
     ]
 
 
-def picture_stem(task, name, scale, chosen=()):
-    return "-".join([task.name, name, *([] if scale == "paper" else [scale]), *chosen])
+@dataclass
+class Section:
+    """What a report says of a figure."""
+
+    task: type
+    scale: str
+    name: str  # of the figure
+    chosen: list  # the given flags that make it another figure than the scale's, as in a folder's name
+    outcomes: Outcomes
+    broken: list
+    verdicts: list  # before any correction
+
+    @property
+    def figure(self):
+        return self.task.figures[self.name]
+
+    def lines(self):
+        return figure_lines(self.figure, self.scale, self.outcomes, self.broken, self.verdicts)
+
+    def draw(self, out, kinds):
+        """[(picture's title, its path, what was said of it)]; none of trials that are not comparable."""
+        if len(self.outcomes.texts()) != 1:
+            return []
+        scale = [] if self.scale == "paper" else [self.scale]
+        stem, found = "-".join([self.task.name, self.name, *scale, *self.chosen]), []
+        for path, figure, part in pictures(self.figure, stem, self.outcomes, out):
+            said = draw(figure, self.scale, path, part, kinds) if CAN_DRAW else ""
+            found.append((figure.title, path, said))
+        return found
+
+
+def section(task, scale, name, chosen, trials):
+    claims = claims_of(task, name, scale)
+    outcomes, broken = load(task.figures[name], claims, trials, task.grids[scale][name])
+    return Section(task, scale, name, chosen, outcomes, broken, judge_all(claims, outcomes))
 
 
 def print_figures(task, scale, figures, out, chosen):
-    """Print and draw figures of a task, {name: [flags.Listed]} -> how many trials are finished.
-
-    `chosen` has the given flags that make them another figure than the scale's, as in a folder's name.
-    """
+    """Print and draw figures of a task, {name: [flags.Listed]} -> how many trials are finished."""
     finished, judged = 0, 0
     for name, trials in figures.items():
-        figure, claims = task.figures[name], claims_of(task, name, scale)
-        outcomes, broken = load(figure, claims, trials, task.grids[scale][name])
-        finished += (done := len(outcomes.finished()))
+        one = section(task, scale, name, chosen, trials)
+        finished += (done := len(one.outcomes.finished()))
         # The other scripts' primary claims are not known here: as for the most that there may be.
-        verdicts = correct(judge_all(claims, outcomes), MOST_PRIMARY)
-        judged += sum(one.word != TOO_FEW for one in verdicts)
-        print(f"\n{name} ({scale} scale): {figure.title}. {done} of {len(trials)} trials finished")
-        print(*figure_lines(figure, scale, outcomes, broken, verdicts), sep="\n")
-        if CAN_DRAW and len(outcomes.texts()) == 1:
-            for path, drawn, part in pictures(figure, picture_stem(task, name, scale, chosen), outcomes, out):
-                print(f"  {draw(drawn, scale, path, part, ['.png', '.svg'])}")
+        one.verdicts = correct(one.verdicts, MOST_PRIMARY)
+        judged += sum(verdict.word != TOO_FEW for verdict in one.verdicts)
+        print(f"\n{name} ({scale} scale): {one.figure.title}. {done} of {len(trials)} trials finished")
+        print(*one.lines(), sep="\n")
+        for *_, said in one.draw(out, [".png", ".svg"]) if CAN_DRAW else ():
+            print(f"  {said}")
     if judged:
         print(f"\n{MEANING}")
     if not CAN_DRAW:
