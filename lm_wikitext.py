@@ -554,7 +554,7 @@ DRAWN = dict(y="training perplexity", curve=True, log_y=True, zero=False)
 SIDE_BY_SIDE = dict(y="test perplexity", zero=False, tables=table1, note=published)
 FIGURES = {
     "table1": Figure("Language model", TABLE, "pe", bars, **SIDE_BY_SIDE),
-    "fig15": Figure("Language model, training", TRAINING, "iteration", curve, **DRAWN),
+    "fig15": Figure("Language model, training", TRAINING, "iteration", curve, each=True, **DRAWN),
 }
 SHRINKS = "the encoding's lead in training perplexity is larger at first than at the end"
 NO_LOWER = "the encoding does not lower the language model's test perplexity"

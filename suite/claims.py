@@ -42,6 +42,7 @@ class Figure:
     file: str = "result.json"  # or stability.json, whose metrics stand at its top level
     curve: bool = False  # needs curve.csv too
     training: bool = False  # a second picture, from curve.csv: accuracy against iterations
+    each: bool = False  # of `curves`: a line per trial, not their mean and its interval
     zero: bool = True  # the y axes begin at zero
     log_y: bool = False
     chance: Callable | None = None  # chance(K, L): the accuracy of a model without memory

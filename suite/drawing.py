@@ -193,7 +193,7 @@ def draw_panel(axis, figure, panel):
     xs = places(panel)
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
     xs = xs if side_by_side else sorted(xs)
-    draw_one = draw_points if side_by_side else draw_line
+    draw_one = draw_points if side_by_side else draw_each if figure.each else draw_line
     for n, (line, points) in enumerate(panel.lines.items()):
         style = STYLES.get(line, dict(color=f"C{n}", marker="o"))
         draw_one(axis, line, {x: points[x] for x in xs if x in points}, style)
@@ -227,6 +227,12 @@ def draw_line(axis, line, points, style):
     means, (below, above) = means_and_errors(points)
     axis.plot(list(points), means, label=line, **style)
     axis.fill_between(list(points), means - below, means + above, color=style["color"], alpha=0.15)
+
+
+def draw_each(axis, line, points, style):
+    for n, values in enumerate(zip(*points.values())):
+        label = "" if n else line
+        axis.plot(list(points), values, label=label, color=style["color"], linewidth=0.8, alpha=0.7)
 
 
 def draw_points(axis, line, points, style):
@@ -267,7 +273,8 @@ def add_legend(picture, figure, panels):
     counts = set(map(len, every_value(panels)))
     n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
     dashes = "" if handles else ", dashes: seeds"
-    said = f"mean and 95% percentile bootstrap interval{dashes}; n = {n}"
+    shown = "a line per trial" if figure.each else "mean and 95% percentile bootstrap interval"
+    said = f"{shown}{dashes}; n = {n}"
     if not handles and figure.x != "vocab" and "token accuracy" in figure.metrics:
         levels = {level for panel in panels for level in chances(figure, panel).values()}
         said += "".join(f"; chance: {level:.2g}" for level in levels if len(levels) == 1)
