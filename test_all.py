@@ -608,6 +608,32 @@ def test_a_model_and_an_encoding_of_ones_own():
     suite.flags.declare.cache_clear()
 
 
+def test_what_a_task_says_wrongly_of_its_episodes_is_refused():
+    class Reads(Reverse):  # the integers again, where it says that it reads commands
+        def episode(self, rows):
+            return super().episode(rows)._replace(inputs=torch.cat([rows, rows], 1))
+
+    class Longer(Reverse):
+        def episode(self, rows):
+            episode = super().episode(rows)
+            return episode._replace(inputs=F.pad(episode.inputs, (1, 0)))
+
+    class Misspelt(Reverse):
+        scales = {"paper": dict(lenght=3)}
+
+    with workplace():
+        for wrong, said in ((Reads, "commands=8"), (Longer, "has 17 steps, but its positions() 16")):
+            refuses(said, SMOKE, wrong)
+    assert_refused("lenght", suite.flags.declare, Misspelt)
+
+
+def test_the_held_out_test_is_of_a_model_in_evaluation_mode():
+    told = []  # as a layer with dropout is
+    evaluate = lambda task, model, engine: told.append(model.training) or {}
+    with workplace(), mock.patch.object(Reverse, "evaluate", evaluate):
+        assert command(SMOKE)[0] == 0 and told == [False]
+
+
 def test_engines_agree():
     cases = [*itertools.product(MODELS, ENCODINGS, ["concat"]), *itertools.product(MODELS, CLOCKS, ["add"])]
     cases = [(*case, *BATTERY[n % 6]) for n, case in enumerate(cases)]
@@ -861,6 +887,23 @@ def test_a_resumed_trial_keeps_the_interval_of_its_snapshots():
         assert read_json(folder_in(folder) / "result.json")["run"]["snapshot_every"] == 5
 
 
+def test_a_start_that_died_early_leaves_nothing_and_a_resume_says_what_has_changed():
+    with workplace() as folder:
+        t = trial.Trial(task_of(f"{SMOKE} --snapshot-every 3"), [])
+        captured(t.start)  # and no more
+        t.lock.close()
+        (t.folder / "snapshots").mkdir()
+        (t.folder / "snapshots" / "000003.pt").write_text("")
+        with mock.patch.object(Reverse, "evaluate", side_effect=trial.Stopped):
+            assert command(f"{SMOKE} --snapshot-every 10 --engine torch")[0] == trial.STOPPED
+        assert sorted(p.stem for p in folder.rglob("snapshots/*")) == ["000010", "000020"]
+        code, _, err = command(f"{SMOKE} --snapshot-every 10 --engine fast")
+        assert code == 0 and "begun with engine torch, now fast: the last bits may differ" in err, err
+        (t.folder / "snapshots").rename("elsewhere")
+        (t.folder / "snapshots").symlink_to(Path("elsewhere").resolve())
+        assert command(f"{SMOKE} --overwrite")[0] == 0 and len(list(Path("elsewhere").iterdir())) == 2
+
+
 def test_a_finished_trial_is_shown_and_a_result_that_cannot_be_read_made_again():
     with workplace() as folder:
         assert command(SMOKE)[0] == 0
@@ -913,6 +956,8 @@ REFUSED = """
     --vocab 2 --length 3 --held-out 5 ~ half is the limit | --pe rotary ~ --pe | --list fig99 ~ fig99
     --list fig2 --vocab 31 ~ that --vocab: there is 8, 16 | --list fig2 --all fig2 ~ --list and --all
     --scale desk --list fig2 --lr 1 ~ 50 of these 150 trials | --jobs 2 ~ --jobs is for --all | --out= ~ empty
+    --scale quick --list --min-length 9 ~ trials of all figures have their own --min-length
+    --list fig14 --min-length 9 ~ that --min-length: there is 4
     --min-length 1 --vocab 32 --held-out 17 ~ half of the 32 sequences of length 1
     --precision bf16 ~ CPU | --vocab 15 --dual-freq ~ odd
     --warmup 11 --iterations 10 ~ --warmup 11 is above --iterations 10 | --beta2 1 ~ --beta2
@@ -954,6 +999,10 @@ def test_other_flags_are_refused():
         content["config"] |= {"lr": 0.5, "beta2": 0.5}
         files.write_json(path, content)
         refuses("--beta2 0.5 there, 0.999 here, --lr 0.5 there, 0.001 here", SMOKE)
+        code, _, err = command(f"{SMOKE} --seed 0-1 --jobs 2")  # does not take it for done
+        assert (
+            code == 2 and err.count("--beta2 0.5 there") == 1 and len(list(folder.glob("runs/*/*/seed1")))
+        ), err
         assert command(f"{SMOKE} --overwrite")[0] == command(SMOKE)[0] == 0
 
 

@@ -6,7 +6,7 @@ raise SystemExit(cli.main(Task))      # at the end of a script; Task is a subcla
 from suite import flags, machine, tables
 from suite.flags import Listed
 from suite.progress import Live, duration, say
-from suite.trial import FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED, Stop, Trial, again, train
+from suite.trial import FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED, Stop, Trial, again, other_flags, train
 
 import argparse
 import collections
@@ -54,7 +54,9 @@ class Job:
         self.readers = []
 
     def is_finished(self):
-        return all(task.result() for task in self.tasks) and not self.tasks[0].args.overwrite
+        """Whether nothing is left to do. A trial of other flags is not: its process will say so."""
+        done = lambda task: task.result() and not other_flags(task.folder, task.config)
+        return all(map(done, self.tasks)) and not self.tasks[0].args.overwrite
 
     def start(self, at_once, cuda):
         """Start the process, and threads that read what it prints. On a CPU the processes share the cores."""
@@ -222,23 +224,22 @@ def refuse_none(task, args, given, figure):
     """No trial of a figure has the flags given: say which flag is why."""
     rows, name = flags.rows_of(task, args, given, figure), figure or "any figure"
     for flag, wanted in flags.choices(given).items():
-        values = dict.fromkeys(row[flag] for row in rows if flag in row)
+        values = dict.fromkeys(row[flag] for row in rows if row.get(flag) is not None)
         if values and not values.keys() & set(wanted):
-            there = ", ".join(str(value) for value in values)
-            raise Refused(f"no trial of {name} at {args.scale} scale has that --{flag}: there is {there}")
+            there, flag = ", ".join(str(value) for value in values), flags.as_words(flag, True)[0]
+            raise Refused(f"no trial of {name} at {args.scale} scale has that {flag}: there is {there}")
     raise Refused(f"no trial of {name} has the flags given")
 
 
 def listed(task, args, given, figure):
     """The trials of a figure that have the flags given."""
-    if figure in task.grids[args.scale]:
-        flags.refuse_half_set(task, args, given, figure)
+    flags.refuse_half_set(task, args, given, figure)
     return flags.grid(task, args, given, figure) or refuse_none(task, args, given, figure)
 
 
 def show(task, args, given, figure):
     found = {}
-    for name in [figure] if figure else task.grids[args.scale]:
+    for name in [figure] if figure else flags.figure_grids(task, args.scale):
         if trials := flags.grid(task, args, given, name):
             found[name] = trials
     if not found:
@@ -285,7 +286,9 @@ def run(task, args, given, argv, stop):
             say("the paper's scale is for a GPU; --scale quick takes minutes on this CPU")
     elif many:
         each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
-        trials = [Listed({}, [*argv, "--seed", str(one.seed)], flags.complete(task, one)) for one in each]
+        typed = {k: v for k, v in given.items() if k not in flags.NOT_CARRIED | {"seed"}}
+        words = [word for k, v in typed.items() for word in flags.as_words(k, v)]
+        trials = [Listed({}, [*words, "--seed", str(one.seed)], flags.complete(task, one)) for one in each]
         task.check_all([one.task for one in trials])
     else:
         one = flags.complete(task, args)

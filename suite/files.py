@@ -156,7 +156,7 @@ def clear(folder):
     order = ["result.json", "previous.pt", "last.pt", "", "config.json"]  # "": all others
     place = lambda path: order.index(path.name if path.name in order else "")
     for path in sorted(folder.iterdir(), key=place):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name not in ("lock", "stability.lock"):
             path.unlink()

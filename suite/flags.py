@@ -161,6 +161,13 @@ def declare(task):
     model_flags(unless_without(group("more of the model (these change the result)", True)))
     training_flags(unless_without(group("more of the training (these change the result)", True)))
     computing_flags(unless_without(group("how it is computed (no other result, but for bf16)", False)))
+    named = itertools.chain(
+        task.scales.values(), *(rows for grids in task.grids.values() for rows in grids.values())
+    )
+    if unknown := {flag for flags in named for flag in flags} - defaults.keys():
+        raise Refused(
+            f"{task.name}'s scales or grids set {', '.join(sorted(unknown))}: there is no such flag"
+        )
     return parser, defaults, science
 
 
@@ -318,17 +325,22 @@ def choices(given):
 NOT_CARRIED = {"list", "all", "report", "jobs"}
 
 
+def figure_grids(task, scale, figure=""):
+    """{figure: its rows} of a scale; it must have the figure that is named."""
+    grids = task.grids.get(scale, {})
+    if figure and figure not in grids:
+        scales = [name for name, others in task.grids.items() if figure in others]
+        there = f"it is at --scale {' or '.join(scales)}" if scales else f"choose from {', '.join(grids)}"
+        raise Refused(f"no figure {figure!r} at --scale {scale} ({there})")
+    return grids
+
+
 def grid(task, args, given, figure):
     """[Listed] of a figure's trials, or of all figures' for ''; a flag of None is left at its default.
 
     A given flag that the grid sets too keeps only the trials that agree, but seeds stand in place of the
     grid's; the others go into every command.
     """
-    grids = task.grids[args.scale]
-    if figure and figure not in grids:
-        scales = [scale for scale, others in task.grids.items() if figure in others]
-        there = f"it is at --scale {' or '.join(scales)}" if scales else f"choose from {', '.join(grids)}"
-        raise Refused(f"no figure {figure!r} at --scale {args.scale} ({there})")
     trials = {}
     wanted = choices(given)
     for flags in rows_of(task, args, given, figure):
@@ -343,7 +355,7 @@ def grid(task, args, given, figure):
 
 def rows_of(task, args, given, figure):
     """The rows of a figure's grid, or of all figures' for ''; given seeds stand in place of the grid's."""
-    grids = task.grids[args.scale]
+    grids = figure_grids(task, args.scale, figure)
     rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
     if "seed" not in given:
         return rows
@@ -358,7 +370,8 @@ def refuse_half_set(task, args, given, figure):
         rest = [row for row in rows if all(row[k] in wanted[k] for k in row.keys() & wanted.keys() - {flag})]
         own = [row for row in rest if flag in row]
         if own and len(own) < len(rest):
-            what = f"{len(own)} of these {len(rest)} trials of {figure} have their own --{flag}"
+            name, flag = figure or "all figures", as_words(flag, True)[0]
+            what = f"{len(own)} of these {len(rest)} trials of {name} have their own {flag}"
             raise Refused(f"{what}: say by other flags, such as --model, which ones are meant")
 
 

@@ -187,6 +187,19 @@ class Task:
         k = common.key(self.seed, common.TRAINING, 0, device=device)  # training starts at iteration 1
         candidates = self.draw(k, (1024,))
         self.spare = candidates[~self.held_out.contains(candidates)][0]  # half of them at most are held out
+        self.check_episode(self.training_episode(1))
+
+    def check_episode(self, episode):
+        """Raise Refused where a task says of its episodes what they are not: engines rely on it."""
+        steps, last = episode.inputs.shape[1], episode.commands
+        if steps != self.positions():
+            raise Refused(
+                f"an episode of {self.name} has {steps} steps, but its positions() {self.positions()}"
+            )
+        if (episode.inputs[:, steps - last :] != self.vocab).any():
+            raise Refused(
+                f"an episode of {self.name} reads more than commands in its last commands={last} steps"
+            )
 
     def training_rows(self, i):
         """(B, W) integers: for every row candidates are drawn, and the first allowed one is taken."""

@@ -89,8 +89,8 @@ class Stop:
             self.evaluating = False
 
 
-def refuse_other_flags(folder, config):
-    """Refuse a folder whose files have other flags.
+def other_flags(folder, config):
+    """How the flags of a folder's files differ from these, in words, or None.
 
     Its name already tells every flag off its default. If they still differ, a file was edited or copied, or a
     default has changed.
@@ -98,7 +98,13 @@ def refuse_other_flags(folder, config):
     for name in ("config.json", "result.json"):
         content = files.read_usable_json(folder / name, "config")
         if content and (what := differences(content["config"], config)):
-            raise Refused(f"{folder} {what} (--overwrite starts anew)")
+            return what
+    return None
+
+
+def refuse_other_flags(folder, config):
+    if what := other_flags(folder, config):
+        raise Refused(f"{folder} {what} (--overwrite starts anew)")
 
 
 def refuse_another_text(tasks, text):
@@ -188,6 +194,8 @@ class Trial:
         elif self.ends_as_finished():  # by another process, since we looked
             return
         self.resume()
+        if not self.iteration:  # what one left that ended before its first checkpoint
+            files.clear(folder)
         self.record_origin()
         self.make_step()
         self.progress.start(self.iteration, self.seconds)
@@ -219,15 +227,23 @@ class Trial:
         threads = self.origin["threads"]
         if before is None:
             files.write_json(self.folder / "config.json", self.origin)
-        elif self.iteration and self.device.type == "cpu" and before.get("threads") != threads:
-            what = f"begun with {before.get('threads')} threads and continued with {threads}"
-            say(f"{self.folder}: {what}: the last bits may differ", file=sys.stderr)
+        else:
+            self.say_what_changed(before)
         size = f"{self.origin['parameters']:,} parameters"
         say(f"{self.folder}: {size}, {self.origin['device']}, {threads} thread{'s' * (threads > 1)}")
         if fault := self.engine.compile_fault:
             say_once(f"not compiled, so the same numbers take longer: torch.compile fails with {fault}")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+
+    def say_what_changed(self, before):
+        """Of what the last bits depend on, since a resumed trial began."""
+        names = ["device", "engine", "precision", "torch", "commit"]
+        names += ["threads"] * (self.device.type == "cpu")
+        pairs = [(name, before.get(name), self.origin[name]) for name in names]
+        if changed := [f"{name} {old}, now {new}" for name, old, new in pairs if old != new]:
+            what = f"begun with {'; '.join(changed)}"
+            say(f"{self.folder}: {what}: the last bits may differ", file=sys.stderr)
 
     def keep_snapshot_interval(self, run):
         """Of a resumed trial: stability.py wants all snapshots of one interval."""
@@ -270,7 +286,9 @@ class Trial:
             self.end(STOPPED, f"stopped while evaluating; {again(self.args)} evaluates")
         except OSError as error:
             where = "" if error.filename else f"{self.folder}: "  # a disk that does not answer names no file
-            self.end(FAILED, f"{where}{error}; checkpoints are kept, {again(self.args)} continues")
+            kept = (self.folder / "last.pt").exists()
+            more = f"; checkpoints are kept, {again(self.args)} continues" if kept else ""
+            self.end(FAILED, f"{where}{error}{more}")
         except Exception as error:  # noqa: BLE001 - the others go on
             if machine.is_out_of_memory(error):
                 fewer = "" if self.alone else ", or train fewer seeds at a time"
@@ -293,6 +311,7 @@ class Trial:
     def conclude(self, stop):
         """Evaluate, write result.json; the checkpoint before the last is of no more use."""
         self.progress.evaluating()
+        self.model.eval()
         with stop.interrupting():
             metrics = self.task.evaluate(self.model, self.engine)
         if bad := names_of_not_finite(metrics):
@@ -343,7 +362,7 @@ class Trial:
     def tensors(self):
         """What a training step changes."""
         moments = [x for each in self.optimizer.state.values() for x in each.values()]
-        return [*self.model.parameters(), *moments, self.sums]
+        return [*self.model.parameters(), *self.model.buffers(), *moments, self.sums]
 
     def resume(self):
         """Continue from last.pt, else previous.pt, else the start: all lead to the same end.
