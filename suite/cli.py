@@ -295,6 +295,10 @@ def run(task, args, given, argv, stop):
         return one.run(argv, stop) if one.run else train([Trial(one, argv)], stop)[0]
     together = cuda and many and task.run is None
     if together and args.all is None:
+        if args.jobs:
+            raise Refused(
+                "--jobs: on CUDA the seeds of a range take turns in one process; name fewer of them"
+            )
         return worst(train([Trial(one.task, one.words, alone=False) for one in trials], stop))
     jobs = seeds_together(trials) if together else [Job(one.words, [one.task]) for one in trials]
     return Campaign(jobs, args.jobs or (1 if cuda else machine.cores()), cuda, stop).run()
