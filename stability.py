@@ -220,7 +220,7 @@ class Stability(DualFrequency):
         for name, value in config.items():
             if value is not None and value is not False:
                 words += as_words(name, value)
-        read = vars(declare(cls)[0].parse_args(words))
+        read = vars(declare(cls).parser.parse_args(words))
         if changed := [name for name, value in read.items() if value != config[name]]:
             what = f"{config[changed[0]]!r} as --{changed[0].replace('_', '-')}"
             raise Refused(f"{folder}/config.json has {what}, which no trial has")
@@ -237,7 +237,7 @@ class Stability(DualFrequency):
         if not config.get("dual_freq"):
             raise Refused(f"{folder} is not the folder of a dual-frequency trial")
         config.pop("precision", None)
-        if foreign := config.keys() - declare(cls)[2]:
+        if foreign := config.keys() - declare(cls).science:
             raise Refused(f"{folder}/config.json has {next(iter(foreign))!r}, which is no flag of a trial")
         return config
 

@@ -244,7 +244,7 @@ def show(task, args, given, figure):
             found[name] = trials
     if not found:
         refuse_none(task, args, given, figure)
-    chosen = [flags.flag_in_folder(k, given[k]) for k in sorted(given.keys() & flags.declare(task)[2])]
+    chosen = [flags.flag_in_folder(k, given[k]) for k in sorted(given.keys() & flags.declare(task).science)]
     finished = tables.print_figures(task, args.scale, found, Path(args.out), chosen)
     if not finished and (line := other_scales([task], args.out, [args.scale])):
         print(f"\n{line}")
@@ -307,7 +307,7 @@ def run(task, args, given, argv, stop):
 def main(task, argv=None):
     """A script's command line -> its exit code."""
     end_with_parent()
-    (parser, _, _), code = flags.declare(task), 0
+    parser, code = flags.declare(task).parser, 0
     argv = sys.argv[1:] if argv is None else argv
     try:
         args, given = flags.parse(task, argv)

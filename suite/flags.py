@@ -117,12 +117,16 @@ METAVARS = {COUNT: "N", AT_LEAST_2: "N", NATURAL: "N", seed_or_range: "N", bands
 METAVARS |= {POSITIVE: "X", NOT_NEGATIVE: "X", FRACTION: "X", one_line: "TEXT"}
 
 
+class Declared(NamedTuple):
+    """A task's flags."""
+
+    parser: Parser  # it returns what was typed and nothing else: `parse` adds the defaults
+    defaults: dict  # every flag's, at paper scale
+    science: set  # the names of those that change a result
+
+
 @functools.cache
 def declare(task):
-    """-> the parser, every flag's default at paper scale, and the names of the flags that change a result.
-
-    The parser returns what was typed and nothing else: `parse` adds the defaults.
-    """
     about = dict(description=sys.modules[task.__module__].__doc__, allow_abbrev=False)
     parser = Parser(f"{task.name}.py", formatter_class=argparse.RawDescriptionHelpFormatter, **about)
     parser.add_argument("--version", action="version", version=__version__)
@@ -168,7 +172,7 @@ def declare(task):
         raise Refused(
             f"{task.name}'s scales or grids set {', '.join(sorted(unknown))}: there is no such flag"
         )
-    return parser, defaults, science
+    return Declared(parser, defaults, science)
 
 
 def trial_flags(flag):
