@@ -246,10 +246,9 @@ def draw_points(axis, line, points, style):
 def write_ends(axis, panel):
     """The lines' last values, where many end close together: in the lower corner if they end above it."""
     ends = {line: float(np.mean(points[max(points)])) for line, points in panel.lines.items()}
-    _, height = axis.transData.transform((0, np.mean(list(ends.values())))) - axis.transAxes.transform(
-        (0, 0.5)
-    )
-    where = dict(x=0.98, y=0.03, va="bottom") if height > 0 else dict(x=0.98, y=0.97, va="top")
+    _, mean = axis.transData.transform((0, np.mean(list(ends.values()))))
+    _, middle = axis.transAxes.transform((0, 0.5))
+    where = dict(x=0.98, y=0.03, va="bottom") if mean > middle else dict(x=0.98, y=0.97, va="top")
     text = "\n".join(["in the end", *(f"{line} {value:.4g}" for line, value in ends.items())])
     axis.text(s=text, ha="right", size=6, transform=axis.transAxes, **where)
 
