@@ -7,6 +7,10 @@ What is saved. The input weights meet every integer and every step once, not eve
 table[token] + clock[t]. GRU and LSTM are swept by hand (sweeps.py), and so is Mamba (scan.py). S4D convolves
 answered steps alone, and what all rows share only once. The readout's logits exist in chunks, and their
 gradients are computed with them. Products are in the precision of the table (bfloat16, say).
+
+Which function takes a step, where `compiled` is whether torch.compile works:
+    on CUDA    GRU, LSTM: sweeps.py's ...Pointwise; the readout: score; Mamba: scan_step; compiled if it works
+    on a CPU   GRU, LSTM: ...ByOperators; the readout: score_by_operators; Mamba: scan_step; never compiled
 """
 
 from suite import scan
