@@ -738,7 +738,9 @@ def test_a_trial_ends_the_same_after_every_signal_and_every_damage():
 def test_what_is_whole_but_cannot_be_used_is_never_overwritten():
     other_keys = lambda path: change(path, "model", lambda _: {"other": torch.zeros(3)})
     beyond = lambda path: change(path, "iteration", lambda _: 1000)
-    for damage, code in ((other_keys, 2), (beyond, 2), (lambda path: (path.unlink(), path.mkdir()), 1)):
+    columns = lambda path: change(path, "rows", lambda rows: [[*row, 0.5] for row in rows])
+    a_folder = lambda path: (path.unlink(), path.mkdir())
+    for damage, code in ((other_keys, 2), (beyond, 2), (columns, 2), (a_folder, 1)):
         with workplace():
             stopped = stop_after_a_save()
             for name in ("last.pt", "previous.pt"):

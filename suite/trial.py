@@ -390,9 +390,10 @@ class Trial:
 
     def load(self, saved):
         numbers = [saved["iteration"], saved["seconds"], *itertools.chain(*saved["rows"])]
-        whole = all(len(row) == 5 for row in saved["rows"])
-        if not (whole and all(isinstance(x, int | float) for x in numbers)):
+        if not all(isinstance(x, int | float) for x in numbers):
             raise Torn("its iteration, seconds or rows are no numbers")
+        if any(len(row) != len(HEADER.split(",")) for row in saved["rows"]):
+            raise ValueError("its curve has other columns")
         if not isinstance(saved["iteration"], int) or saved["iteration"] < 0:
             raise Torn("its iteration is no whole number")
         if saved["iteration"] > self.args.iterations:
