@@ -454,7 +454,7 @@ def test_metrics_by_hand():
 
 def test_training_is_adam_by_hand():
     for clip in (0.05, 0):  # 0: never
-        words = f"{SMOKE} --model gru --lr 0.01 --clip {clip} --beta2 0.98 --eps 1e-9 --warmup 2 "
+        words = f"{SMOKE} --model gru --lr 0.01 --clip {clip} --beta1 0.8 --beta2 0.98 --eps 1e-9 --warmup 2"
         words += " --iterations 5 --log-every 1"
         t, rows = trial_of(words), []
         moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in t.model.parameters()]
@@ -465,9 +465,9 @@ def test_training_is_adam_by_hand():
             rows.append([i, loss.item(), accuracy.item(), rate])
             for p, g, (m, v) in zip(t.model.parameters(), found.values(), moments, strict=True):
                 g = g * min(1, (clip or math.inf) / (norm + 1e-6))
-                m.mul_(0.9).add_(0.1 * g)
+                m.mul_(0.8).add_(0.2 * g)
                 v.mul_(0.98).add_(0.02 * g**2)
-                p.data -= rate * m / (1 - 0.9**i) / ((v / (1 - 0.98**i)).sqrt() + 1e-9)
+                p.data -= rate * m / (1 - 0.8**i) / ((v / (1 - 0.98**i)).sqrt() + 1e-9)
         with workplace() as folder:
             assert command(words)[0] == 0
             saved = load(folder_in(folder) / "last.pt")
@@ -1383,7 +1383,9 @@ PAPER = [  # script, figure, {model: vocabularies}, encodings, other flags
     (BATTERY[5][0], "fig10", dict(lstm=[512, 640, 768, 896, 1024]), TWO, dict(length=16)),
 ]
 TRAINING = dict(length=64, iterations=300_000, batch=512, hidden=512, embed=512, lr=1e-3, warmup=1000)
-TRAINING |= dict(clip=1.0, beta2=0.999, eps=1e-8, combine="concat", held_out=1024, snapshot_every=0)
+TRAINING |= dict(
+    clip=1.0, beta1=0.9, beta2=0.999, eps=1e-8, combine="concat", held_out=1024, snapshot_every=0
+)
 TRAINING |= dict(encode="both", bands="0:1", no_conv=False, rotate=False, slow=False)
 
 

@@ -227,6 +227,7 @@ def model_flags(flag):
 def training_flags(flag):
     flag("--held-out", None, "test sequences, never trained on (1024; --dual-freq: 64 L)", type=COUNT)
     flag("--warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", type=NATURAL)
+    flag("--beta1", 0.9, "Adam's first decay", type=FRACTION)
     flag("--beta2", 0.999, "Adam's second decay; released code: 0.98", type=FRACTION)
     flag("--eps", 1e-8, "Adam's epsilon; released code: 1e-9", type=NOT_NEGATIVE)
     flag("--clip", 1.0, "largest gradient norm, 0: any", type=NOT_NEGATIVE)

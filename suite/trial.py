@@ -352,7 +352,8 @@ class Trial:
         torch.manual_seed(self.args.seed)
         self.model = self.task.model().to(self.device)
         self.rate = torch.zeros((), device=self.device)  # a tensor, so that a CUDA graph reads it anew
-        adam = dict(betas=(0.9, self.args.beta2), eps=self.args.eps, fused=True, capturable=self.engine.graph)
+        betas = self.args.beta1, self.args.beta2
+        adam = dict(betas=betas, eps=self.args.eps, fused=True, capturable=self.engine.graph)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.rate, **adam)
         self.iteration, self.seconds = 0, 0.0
         self.checked = 0  # losses and gradients were finite up to here
