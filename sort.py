@@ -39,7 +39,7 @@ class Sort(Task):
 
 SCALES = {
     "paper": {},
-    "desk": dict(length=16, vocab=1024, hidden=128, embed=128, batch=64, lr=3e-3, iterations=20_000),
+    "desk": dict(length=16, vocab=1024, hidden=128, embed=128, batch=64, lr=1e-2, iterations=20_000),
     "quick": dict(length=32, vocab=128, hidden=64, embed=64, batch=64, lr=1e-2, iterations=2000),
     "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
 }
