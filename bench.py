@@ -69,7 +69,7 @@ def plain_step(task, engine, device):
     engine = replace(engine, onednn=False)
 
     def step():
-        machine.prepare(engine, device, task.is_small())
+        machine.prepare(engine, device)
         logits = model(episode.inputs, slice(None))[task.length :]
         loss = F.cross_entropy(logits.flatten(0, 1), episode.targets.T.flatten())
         optimizer.zero_grad()
@@ -89,7 +89,7 @@ def suite_step(task, engine, device):
     t.make_step()
 
     def step():
-        machine.prepare(engine, device, task.is_small())
+        machine.prepare(engine, device)
         t.iteration += 1
         t.rate.fill_(task.rate(t.iteration))
         t.step(t.iteration)

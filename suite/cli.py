@@ -287,7 +287,7 @@ def run(task, args, given, argv, stop):
     elif many:
         each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
         typed = {k: v for k, v in given.items() if k not in flags.NOT_CARRIED | {"seed"}}
-        words = [word for k, v in typed.items() for word in flags.as_words(k, v)]
+        words = flags.command_line(typed)
         trials = [Listed({}, [*words, "--seed", str(one.seed)], flags.complete(task, one)) for one in each]
         task.check_all([one.task for one in trials])
     else:

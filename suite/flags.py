@@ -165,14 +165,16 @@ def declare(task):
     model_flags(unless_without(group("more of the model (these change the result)", True)))
     training_flags(unless_without(group("more of the training (these change the result)", True)))
     computing_flags(unless_without(group("how it is computed (no other result, but for bf16)", False)))
-    named = itertools.chain(
-        task.scales.values(), *(rows for grids in task.grids.values() for rows in grids.values())
-    )
-    if unknown := {flag for flags in named for flag in flags} - defaults.keys():
-        raise Refused(
-            f"{task.name}'s scales or grids set {', '.join(sorted(unknown))}: there is no such flag"
-        )
+    refuse_unknown(task, defaults)
     return Declared(parser, defaults, science)
+
+
+def refuse_unknown(task, defaults):
+    """Refuse what a task's scales or grids set that is no flag: it would have no effect."""
+    rows = [row for grids in task.grids.values() for rows in grids.values() for row in rows]
+    if unknown := set(itertools.chain(*task.scales.values(), *rows)) - defaults.keys():
+        what = f"set {', '.join(sorted(unknown))}: there is no such flag"
+        raise Refused(f"{task.name}'s scales or grids {what}")
 
 
 def trial_flags(flag):
@@ -309,6 +311,11 @@ def as_words(flag, value):
     return [name] if value is True else [name, str(value)]
 
 
+def command_line(flags):
+    """{flag: value} as the words of a command line."""
+    return [word for flag, value in flags.items() for word in as_words(flag, value)]
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Grids
 # ------------------------------------------------------------------------------------------------------------
@@ -352,7 +359,7 @@ def grid(task, args, given, figure):
         if all(flags[k] in wanted[k] for k in flags.keys() & wanted.keys()):
             carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | flags.keys()}
             typed = {k: v for k, v in flags.items() if v is not None}
-            words = [word for k, v in (typed | carried).items() for word in as_words(k, v)]
+            words = command_line(typed | carried)
             found = complete(task, argparse.Namespace(**(vars(args) | typed)))
             trials.setdefault(found.folder, Listed(flags, words, found))
     return list(trials.values())
