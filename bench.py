@@ -16,12 +16,11 @@ steps before; times are medians. What a part of the suite gains: --engine torch 
 
 from suite import cli, files, flags, machine
 from suite.tables import Broken, aligned, checked
-from suite.trial import FAILED, Trial
+from suite.trial import Trial
 
 import argparse
 import json
 import statistics
-import sys
 import time
 from dataclasses import replace
 
@@ -198,33 +197,26 @@ def main(argv=None):
     flag("--show", type=flags.file_path, metavar="FILE", help="print the table of such a file, run nothing")
     flag("--profile", action="store_true", help="print where the suite's step spends its time instead")
     args, more = parser.parse_known_args(argv)
-    try:
-        if args.show:
-            show(args.show)
-            return 0
-        reverse_args, given = flags.parse(Reverse, more)
-        if wrong := [name for name in NOT_HERE if name in given]:
-            raise Refused(f"--{wrong[0]} is for trials: bench.py measures steps, of what --only names")
-        if isinstance(reverse_args.seed, range):
-            raise Refused("--seed takes one number here")
-        device = machine.choose_device(reverse_args.device)
-        tasks = {name: task_of(name, device, more) for name in args.only}
-        if args.json:  # whether it can be written is found out before minutes of measuring
-            if args.json.is_dir():
-                raise Refused(f"--json {args.json} is a folder")
-            files.write_json(probe := args.json.with_name(f".{args.json.name}.probe"), {})
-            probe.unlink()
-        run(args, more, device, tasks)
-    except (OSError, Refused) as error:
-        if not files.is_of_the_disk(error):
-            parser.error(str(error))
-        print(f"bench.py: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("bench.py: interrupted", file=sys.stderr)
-        return 130
-    finally:
-        cli.leave_quietly()
+    return cli.exit_code(parser, lambda: obey(args, more))
+
+
+def obey(args, more):
+    if args.show:
+        show(args.show)
+        return 0
+    reverse_args, given = flags.parse(Reverse, more)
+    if wrong := [name for name in NOT_HERE if name in given]:
+        raise Refused(f"--{wrong[0]} is for trials: bench.py measures steps, of what --only names")
+    if isinstance(reverse_args.seed, range):
+        raise Refused("--seed takes one number here")
+    device = machine.choose_device(reverse_args.device)
+    tasks = {name: task_of(name, device, more) for name in args.only}
+    if args.json:  # whether it can be written is found out before minutes of measuring
+        if args.json.is_dir():
+            raise Refused(f"--json {args.json} is a folder")
+        files.write_json(probe := args.json.with_name(f".{args.json.name}.probe"), {})
+        probe.unlink()
+    run(args, more, device, tasks)
     return 0
 
 

@@ -105,7 +105,7 @@ class HeldOut:
             )
         self.rows = rows
         self.hashes = hash_rows(rows).sort().values
-        self.rounds = 1 if mass == 0 else max(1, math.ceil(18 / -math.log10(mass)))
+        self.rounds = 1 if mass == 0 else math.ceil(18 / -math.log10(mass))
 
     def contains(self, rows):
         hashes = hash_rows(rows)
@@ -506,11 +506,6 @@ class Model(nn.Module):
         return self.readout(self.layer(x, steps))
 
 
-def logits(model, inputs, steps):
-    """model(inputs, steps), under the name that it has in suite/fast.py."""
-    return model(inputs, steps)
-
-
 def loss_and_accuracy(model, episode):
     """Mean cross-entropy and share of right answers over an episode's answers."""
     found, targets = model(episode.inputs, episode.steps), episode.targets.T.flatten()
@@ -581,16 +576,7 @@ def perplexity(loss):
         return math.inf
 
 
-def running(extreme, x):
-    """np.minimum or np.maximum accumulated along the first axis of x, in place, by doubling strides."""
-    stride = 1
-    while stride < len(x):
-        extreme(x[stride:], x[:-stride], out=x[stride:])
-        stride *= 2
-    return x
-
-
-CELLS = 2**26  # of tables of edit distances at a time: int32 counts them
+CELLS = 2**26  # of tables of edit distances at a time: 256 MB, and an int32 counts them
 
 
 def damerau_levenshtein(a, b):
@@ -616,7 +602,7 @@ def edit_distances(a, b):
     last_column = np.zeros(b.shape, dtype=np.int32)
     for i in range(1, rows + 1):
         match = a[i - 1] == b  # (Lb, N)
-        last_column[1:] = running(np.maximum, match[:-1] * columns[1:-1])  # 0: none before j
+        last_column[1:] = np.maximum.accumulate(match[:-1] * columns[1:-1])  # 0: none before j
         before = table.reshape(-1).take(
             (last_row - 1) * width + (last_column - 1) * pairs + pair, mode="clip"
         )
@@ -625,6 +611,6 @@ def edit_distances(a, b):
         changed = np.minimum(table[i - 1, :-1] + (a[i - 1] != b), table[i - 1, 1:] + 1)  # replace, delete
         table[i, 0] = i
         table[i, 1:] = np.minimum(changed, transposed)
-        table[i] = running(np.minimum, table[i] - columns) + columns
+        table[i] = np.minimum.accumulate(table[i] - columns) + columns
         last_row[match] = i
     return table[-1, -1]

@@ -114,9 +114,6 @@ class Shakespeare(Task):
         weights = 12 * a.layers * a.width**2 + self.positions() * a.width
         return 4 * (4 * weights + 6 * a.layers * a.batch * a.context * a.width)
 
-    def takes_long_to_build(self):
-        return self.args.layers > 3000 or 12 * self.args.layers * self.args.width**2 > 10**9
-
     def begin(self):
         """Find the text, which --download gets. With --sample, draw from the trial, and end."""
         if self.args.download:
@@ -534,18 +531,18 @@ NAMES = {  # of the legend
     "word": "words",
     "bpe": "byte pairs",
 }
-LOSS = dict(x="iteration", curves=losses, y="loss", curve=True, zero=False, names=NAMES)
+LOSS = dict(x="iteration", curves=losses, y="loss", needs_curve=True, zero=False, names=NAMES)
 TABLE1 = functools.partial(columns, document=DOCUMENT)
 TABLE2 = functools.partial(columns, document=DOCUMENT, counted=COUNTED, per_text=PER_TEXT)
 TOKENS = BASIC | COUNTED | PER_TEXT
-SWEEP = dict(tables=columns, note=lambda *_: NOTE_OF_SWEEPS, zero=False)
+SWEEP = dict(tables=columns, note=lambda scale: NOTE_OF_SWEEPS, zero=False)
 DECAY = dict(x="distance", curves=scores, y="mean q.k / sqrt(d)", zero=False, names=NAMES)
 FIGURES = {
     "table1": Figure("Positional encodings", BASIC, tables=TABLE1, **LOSS),
     "heads": Figure("Attention heads", SWEPT, "heads", **SWEEP),
     "layers": Figure("Layers", SWEPT, "layers", **SWEEP),
     "context": Figure("Context", SWEPT, "context", **SWEEP),
-    "table2": Figure("Tokenizers", TOKENS, tables=TABLE2, note=lambda *_: NOTE_OF_TOKENIZERS, **LOSS),
+    "table2": Figure("Tokenizers", TOKENS, tables=TABLE2, note=lambda scale: NOTE_OF_TOKENIZERS, **LOSS),
     "decay": Figure("Attention score by distance", NEAR_AND_FAR, **DECAY),
 }
 

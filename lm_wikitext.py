@@ -515,7 +515,7 @@ def table1(outcomes, scale):
     return [over_seeds(*row) for row in TABLE.items()]
 
 
-def published(outcomes, scale):
+def published(scale):
     """The paper's Table 1, which says nothing beside trials of other sizes."""
     if scale != "paper":
         return []
@@ -550,7 +550,7 @@ TRAINING = {
     "training perplexity, first third of the iterations": EARLY,
     "training perplexity, last tenth": LATE,
 }
-DRAWN = dict(y="training perplexity", curve=True, log_y=True, zero=False)
+DRAWN = dict(y="training perplexity", needs_curve=True, log_y=True, zero=False)
 SIDE_BY_SIDE = dict(y="test perplexity", zero=False, tables=table1, note=published)
 FIGURES = {
     "table1": Figure("Language model", TABLE, "pe", bars, **SIDE_BY_SIDE),

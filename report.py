@@ -7,17 +7,15 @@ What a script prints of its own figures: python reverse.py --report.
 """
 
 from suite import cli, files, flags, tables
-from suite.claims import LEVEL, SCALES, correct
+from suite.claims import LEVEL, correct
 from suite.flags import Parser, file_path, flag_in_folder, seed_or_range, trials_of_scale
 from suite.progress import duration
 from suite.tables import Broken, aligned, checked, curve_of, progress_of
-from suite.trial import FAILED
 
 import itertools
 import json
 import os
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -34,6 +32,7 @@ from sort import Sort
 from stability import Stability
 
 TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shakespeare]
+SCALES = list(dict.fromkeys(scale for task in TASKS for scale in task.scales))
 STATES = ["done", "running", "stopped", "not finite", "missing"]
 
 # ------------------------------------------------------------------------------------------------------------
@@ -297,26 +296,16 @@ def main(argv=None):
         "--write", metavar="FILE", type=file_path, help="make FILE, such as RESULTS.md, instead"
     )
     args = parser.parse_args(argv)
-    out = Path(args.out)
-    try:
-        found = args.scale or cli.finished_of_scales(TASKS, out, args.seed) or ["paper"]
-        scales = sorted(set(found), key=SCALES.index)
-        if args.write:
-            write_page(args.write, out, scales, args.seed)
-        else:
-            show_progress(out, scales, args.seed)
-    except BrokenPipeError:  # of `| head`
-        pass
-    except KeyboardInterrupt:
-        print("report.py: interrupted", file=sys.stderr)
-        return 130
-    except (OSError, Refused) as error:
-        if not files.is_of_the_disk(error):
-            parser.error(str(error))
-        print(f"report.py: {error}", file=sys.stderr)
-        return FAILED
-    finally:
-        cli.leave_quietly()
+    return cli.exit_code(parser, lambda: obey(args, Path(args.out)))
+
+
+def obey(args, out):
+    found = args.scale or cli.finished_of_scales(TASKS, out, args.seed) or ["paper"]
+    scales = sorted(set(found), key=SCALES.index)
+    if args.write:
+        write_page(args.write, out, scales, args.seed)
+    else:
+        show_progress(out, scales, args.seed)
     return 0
 
 

@@ -356,7 +356,7 @@ FIGURES = {
     "fig3": Figure("Reverse ordering, Frequent and Rare integers", RETRIEVAL, POSITION, by_position),
     "fig11": Figure("Reverse ordering, variable length", BOTH_METRICS, "input length", by_length),
     "fig12": Figure("Reverse ordering, the embedding twice", BOTH_METRICS, "pe"),
-    "fig13": Figure("Reverse ordering, other encodings", BOTH_METRICS, "pe", note=lambda *_: [UNLIKE]),
+    "fig13": Figure("Reverse ordering, other encodings", BOTH_METRICS, "pe", note=lambda scale: [UNLIKE]),
     "fig14": Figure("Other encodings, variable length", BOTH_METRICS, "input length", by_length),
     "fixed-or-varying": Figure(
         "Other encodings, fixed and variable length", ACCURACY, "encoding", by_variation

@@ -78,7 +78,7 @@ def chance(vocab, length):
 
 MARGINAL = "  The paper calls this help marginal beside that in reverse ordering: reverse.py --report fig2."
 FIGURES = {
-    "fig8": Figure("Sorting", BOTH_METRICS, "vocab", chance=chance, note=lambda *_: [MARGINAL]),
+    "fig8": Figure("Sorting", BOTH_METRICS, "vocab", chance=chance, note=lambda scale: [MARGINAL]),
     "fig12": Figure("Sorting, the embedding twice", BOTH_METRICS, "pe"),
 }
 

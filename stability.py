@@ -358,7 +358,7 @@ class Stability(DualFrequency):
         """The snapshots that have no numbers yet."""
         args, (content, missing) = self.args, self.measured(self.args.overwrite)
         device = machine.choose_device(args.device)
-        engine = machine.make_engine("torch", precision="fp32", deterministic=args.deterministic)
+        engine = machine.Engine("torch", deterministic=args.deterministic)
         machine.prepare(engine, device, self.is_small())  # training in this process has set its own
         model = self.model().to(device)
         content |= machine.provenance(self, argv, model, engine, device)

@@ -13,7 +13,6 @@ from functools import cache
 
 import numpy as np
 
-SCALES = ["paper", "desk", "quick", "smoke"]
 YES, NO, UNDECIDED, TOO_FEW = "yes", "no", "undecided", "not enough trials"
 ENOUGH = 3  # trials on each side of a claim
 LEVEL = 0.025  # of each of the two directions: together a 95% interval
@@ -31,8 +30,8 @@ def name_of(model):
 
 @dataclass
 class Figure:
-    """Drawn with a panel per model and metric and in it a line per encoding over the flag `x`; or, with
-    `curves`, with the lines (panel, line, {x: y}) that curves(outcome) yields for every trial."""
+    """How to print and draw a grid. Without `curves`: a panel for each model and metric, in it a line for
+    each encoding over the flag `x`. With them: the lines (panel, line, {x: y}) of curves(outcome)."""
 
     title: str
     metrics: dict  # name -> function of an Outcome that gives one number
@@ -40,15 +39,16 @@ class Figure:
     curves: Callable | None = None
     y: str = "token accuracy"  # of the curves
     file: str = "result.json"  # or stability.json, whose metrics stand at its top level
-    curve: bool = False  # needs curve.csv too
-    training: bool = False  # a second picture, from curve.csv: accuracy against iterations
+    needs_curve: bool = False  # curve.csv too
+    # A second picture, from curve.csv: accuracy against iterations. The grid has to set model, pe and vocab.
+    training: bool = False
     each: bool = False  # of `curves`: a line per trial, not their mean and its interval
     zero: bool = True  # the y axes begin at zero
     log_y: bool = False
     chance: Callable | None = None  # chance(K, L): the accuracy of a model without memory
     names: dict | None = None  # of the legend's lines, where they are not those of a recurrent model
     tables: Callable | None = None  # tables(outcomes, scale) -> [{heading: column}]; else one per metric
-    note: Callable | None = None  # note(outcomes, scale) -> lines to stand below the verdicts
+    note: Callable | None = None  # note(scale) -> lines to stand below the verdicts
     beyond: bool = False  # the paper; in RESULTS.md below all that is of it
 
     def lines(self, outcome):
@@ -146,17 +146,12 @@ def t_quantile(tail, freedom):
     return float(np.sqrt(freedom) * np.tan(low))
 
 
-def bootstrap_resamples(values, seed=0, resamples=10_000):
-    """Means of `resamples` draws with replacement from the values."""
-    values = np.asarray(values, dtype=np.float64)
-    return np.random.default_rng(seed).choice(values, (resamples, len(values))).mean(axis=1)
-
-
 def bootstrap_interval(values):
     """The paper's interval of a mean, 95% percentile bootstrap; None with fewer than two values."""
     if len(values) < 2:
         return None
-    return tuple(np.percentile(bootstrap_resamples(values), [2.5, 97.5]).tolist())
+    resampled = np.random.default_rng(0).choice(np.float64(values), (10_000, len(values)))
+    return tuple(np.percentile(resampled.mean(axis=1), [2.5, 97.5]).tolist())
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,7 @@ class Difference:
     counts: tuple  # trials on either side
     error: float  # standard error of the difference
     freedom: float  # degrees of freedom of that error
-    about: str = ""  # which of a claim's comparisons this is, where it has several
+    label: str = ""  # which of a claim's comparisons this is, where it has several
 
     @property
     def value(self):
@@ -242,11 +237,17 @@ class Claim:
 
     `min` or `max` as a flag's value stands for the smallest or largest among the trials that it is about.
 
+    With `over` gains are compared: higher=SIN | dict(vocab=max), lower=SIN | dict(vocab=min), over=NONE says
+    that the gain of sin over none grows with the vocabulary.
+
+    With `than` two numbers of the same trials are compared, in pairs: metric=first, higher=NONE, lower=NONE,
+    than=last says that without an encoding the first is above the last.
+
     With `controls` it must be true of the cell without encoding and of a control in its place, the first of
     them that has run. Its p-value is the larger of the two, and the numbers are those of that comparison.
 
-    With a margin it claims that there is no gain: `no` where the interval lies above zero, however little,
-    else `yes` where it lies below the margin (a loss is no gain).
+    With a margin it claims that there is no gain: higher=DUP, lower=NONE, margin="0.02" is `no` where the
+    interval lies above zero, however little, else `yes` where it lies below .02 (a loss is no gain).
     """
 
     figure: str
@@ -261,7 +262,7 @@ class Claim:
     per: str = ""  # a flag: one claim for each of its values in the grid
     margin: str = ""  # claims no gain: of so much, such as "0.02", or "1%" of the mean of `lower`
     primary: bool = False  # one of the few that are corrected for being several
-    scales: tuple = tuple(SCALES)  # an absolute number is claimed at paper scale only
+    scales: tuple = ()  # made at these alone, or at all; an absolute number is claimed at paper scale only
 
 
 @dataclass(frozen=True)
@@ -289,8 +290,8 @@ class Verdict:
         d, p = self.difference, min(1.0, 2 * min(self.shown, self.opposite))
         n, m = (f" (n={count})" if count else "" for count in d.counts)
         low, high = d.interval()
-        about = f"{d.about}: " if d.about else ""
-        means = f"{about}{d.higher:.4f}{n} against {d.lower:.4f}{m}"
+        label = f"{d.label}: " if d.label else ""
+        means = f"{label}{d.higher:.4f}{n} against {d.lower:.4f}{m}"
         margin = f", margin {self.claim.margin}" if self.claim.margin else ""
         p_value = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
         return f"{means}, difference {d.value:+.4f} [{low:+.4f}, {high:+.4f}]{margin}, {p_value}"
@@ -308,17 +309,17 @@ def expand(claim, outcomes):
 
 def judge(claim, outcomes):
     """The Verdict on a claim without `per`, before any correction."""
-    about = outcomes.where(**claim.where)
+    subject = outcomes.where(**claim.where)
     if not isinstance(claim.lower, dict):
-        return decided(claim, *against_number(claim, about))
-    above_usual, why = compare(claim, about)
+        return decided(claim, *against_number(claim, subject))
+    above_usual, why = compare(claim, subject)
     differences = [above_usual]
     if claim.controls:
-        control, above_control, lacking = with_control(claim, about)
+        control, above_control, lacking = with_control(claim, subject)
         names = f"none and {control}" if control else "none"
         claim = replace(claim, text=f"{claim.text} (over {names})")
         if control:
-            above_usual = above_usual and replace(above_usual, about="over none")
+            above_usual = above_usual and replace(above_usual, label="over none")
             differences, why = [above_usual, above_control], why or lacking
     return decided(claim, differences, why)
 
@@ -344,18 +345,18 @@ def p_values(claim, d):
     return d.below(margin), d.above()
 
 
-def compare(claim, about):
+def compare(claim, subject):
     """-> (the Difference of the claim's two sides, why there is none)"""
-    higher, lower = about.where(**claim.higher), about.where(**claim.lower)
+    higher, lower = subject.where(**claim.higher), subject.where(**claim.lower)
     same = higher.trials == lower.trials
     for flag in claim.higher.keys() & claim.lower.keys():  # the smallest and the largest of a filtered grid
-        if {claim.higher[flag], claim.lower[flag]} == {min, max} and len(about.values_of(flag)) == 1:
+        if {claim.higher[flag], claim.lower[flag]} == {min, max} and len(subject.values_of(flag)) == 1:
             return None, "the grid has nothing to compare"
     sides = [[higher.values(claim.metric)], [lower.values(claim.than or claim.metric)]]
     samples = [higher, lower]
     if claim.over is not None:
         for side, flags in zip(sides, (claim.higher, claim.lower)):
-            samples.append(about.where(**flags | claim.over))
+            samples.append(subject.where(**flags | claim.over))
             side.append(samples[-1].values(claim.metric))
     if {len(sample.cells()) for sample in samples} != {1} or (same and claim.than is None):
         return None, "the grid has nothing to compare"
@@ -367,7 +368,7 @@ def compare(claim, about):
     return difference(*sides), ""
 
 
-def with_control(claim, about):
+def with_control(claim, subject):
     """-> (name, Difference, why there is none) for the first control that has run.
 
     A name of "" stands for a grid without any control: the claim is about `lower` alone.
@@ -380,18 +381,18 @@ def with_control(claim, about):
             one, sides = replace(claim, lower=claim.lower | control), [claim.lower]
         else:  # of a distance, which is higher without a clock
             one, sides = replace(claim, higher=claim.higher | control), [claim.higher]
-        if all(about.where(**side | control).trials for side in sides):
-            d, why = compare(one, about)
-            found.append((control["pe"], d and replace(d, about=f"over {control['pe']}"), why))
+        if all(subject.where(**side | control).trials for side in sides):
+            d, why = compare(one, subject)
+            found.append((control["pe"], d and replace(d, label=f"over {control['pe']}"), why))
     for one in found:
         if one[1]:
             return one
     return found[0] if found else ("", None, "")
 
 
-def against_number(claim, about):
+def against_number(claim, subject):
     """-> (the Differences of all cells of `higher` from the number, why there are none)"""
-    found, cells = [], about.where(**claim.higher).cells()
+    found, cells = [], subject.where(**claim.higher).cells()
     for cell, trials in cells.items():
         values = trials.values(claim.metric)
         if len(values) < ENOUGH:
@@ -404,7 +405,7 @@ def against_number(claim, about):
 
 def claims_of(task, figure, scale):
     """The rows about a figure at a scale."""
-    return [claim for claim in task.claims if claim.figure == figure and scale in claim.scales]
+    return [claim for claim in task.claims if claim.figure == figure and scale in (claim.scales or [scale])]
 
 
 def judge_all(rows, outcomes):

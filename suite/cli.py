@@ -10,6 +10,7 @@ from suite.trial import FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED, Stop, Tr
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import inspect
 import os
@@ -44,10 +45,10 @@ def end_with_parent():
 
 
 class Job:
-    """One command of --all, and its process; with `seeds` side by side, several trials."""
+    """One trial's command, and its process."""
 
-    def __init__(self, words, tasks):
-        self.words, self.tasks = words, tasks
+    def __init__(self, words, task):
+        self.words, self.task = words, task
         self.process, self.began, self.took = None, 0.0, 0.0
         self.share = 0.0  # of its iterations that are done
         self.errors = collections.deque(maxlen=100)  # the last lines of its stderr
@@ -55,14 +56,14 @@ class Job:
 
     def is_finished(self):
         """Whether nothing is left to do. A trial of other flags is not: its process will say so."""
-        done = lambda task: task.result() and not other_flags(task.folder, task.config)
-        return all(map(done, self.tasks)) and not self.tasks[0].args.overwrite
+        task = self.task
+        return task.result() and not other_flags(task.folder, task.config) and not task.args.overwrite
 
     def start(self, at_once, cuda):
         """Start the process, and threads that read what it prints. On a CPU the processes share the cores."""
-        threads = 1 if self.tasks[0].is_small() else max(1, machine.cores() // at_once)
+        threads = 1 if self.task.is_small() else max(1, machine.cores() // at_once)
         own = {} if cuda or at_once == 1 else {"OMP_NUM_THREADS": str(threads)}
-        command = [sys.executable, inspect.getfile(type(self.tasks[0])), *self.words]
+        command = [sys.executable, inspect.getfile(type(self.task)), *self.words]
         # A session of its own: of the terminal's signals only the parent hears, and says so once.
         apart = dict(env=own | os.environ | {PARENT: str(os.getpid())}, start_new_session=True)
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -95,7 +96,7 @@ class Job:
     def outcome(self, code):
         if code:
             return ENDS.get(code, f"exit code {code}")
-        metrics = self.tasks[-1].result() or {}
+        metrics = self.task.result() or {}
         numbers = [(name, x) for name, x in metrics.items() if isinstance(x, float)]
         return ", ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers[:3])
 
@@ -107,7 +108,7 @@ class Campaign:
         self.all, self.waiting, self.running, self.ended = jobs, [], [], []
         self.at_once, self.cuda, self.stop = min(at_once, len(jobs)), cuda, stop
         self.codes, self.live = [], Live()
-        self.args = jobs[0].tasks[0].args  # alike in all but for the trial
+        self.args = jobs[0].task.args  # alike in all but for the trial
 
     def run(self):
         """-> the worst exit code. A job that was stopped from outside ends them all."""
@@ -115,7 +116,7 @@ class Campaign:
         self.waiting = [job for job in self.all if not job.is_finished()]
         self.stop.jobs = self.running
         kept = [] if self.args.overwrite else self.waiting
-        begun = sum((job.tasks[0].folder / "last.pt").exists() for job in kept)
+        begun = sum((job.task.folder / "last.pt").exists() for job in kept)
         what = f"{self.done()} done before, {begun} to be continued, {self.at_once} at a time"
         say(f"{len(self.all)} commands, {what}")
         told = False
@@ -199,22 +200,6 @@ def worst(codes):
     return max((code for code in codes if code != RUNNING_ELSEWHERE), default=0)
 
 
-def seeds_together(trials):
-    """[Job]: one command for the trials that differ in their seed alone."""
-    alike = {}
-    for trial in trials:
-        others = tuple((k, v) for k, v in vars(trial.task.args).items() if k != "seed")
-        alike.setdefault(others, []).append(trial)
-    jobs = []
-    for group in alike.values():
-        first, last = group[0].task.seed, group[-1].task.seed
-        if [trial.task.seed for trial in group] == list(range(first, last + 1)):
-            jobs.append(Job([*group[0].words, "--seed", f"{first}-{last}"], [trial.task for trial in group]))
-        else:
-            jobs += [Job(trial.words, [trial.task]) for trial in group]
-    return jobs
-
-
 # ------------------------------------------------------------------------------------------------------------
 # What a command line asks for
 # ------------------------------------------------------------------------------------------------------------
@@ -281,69 +266,77 @@ def run(task, args, given, argv, stop):
         raise Refused(f"--{alone[0]} does not go with --all or a range of seeds")
     if args.all is not None:
         trials = listed(task, args, given, args.all)
-        task.check_all([one.task for one in trials])
         if args.scale == "paper" and not cuda and task.run is None:
             say("the paper's scale is for a GPU; --scale quick takes minutes on this CPU")
     elif many:
-        each = [argparse.Namespace(**(vars(args) | {"seed": seed})) for seed in args.seed]
-        typed = {k: v for k, v in given.items() if k not in flags.NOT_CARRIED | {"seed"}}
-        words = flags.command_line(typed)
-        trials = [Listed({}, [*words, "--seed", str(one.seed)], flags.complete(task, one)) for one in each]
-        task.check_all([one.task for one in trials])
+        typed, trials = {k: v for k, v in given.items() if k not in flags.NOT_CARRIED}, []
+        for seed in args.seed:
+            found = flags.complete(task, argparse.Namespace(**(vars(args) | {"seed": seed})))
+            trials.append(Listed({}, flags.command_line(typed | {"seed": seed}), found))
     else:
         one = flags.complete(task, args)
         return one.run(argv, stop) if one.run else train([Trial(one, argv)], stop)[0]
-    together = cuda and many and task.run is None
-    if together and args.all is None:
+    task.check_all([one.task for one in trials])
+    if cuda and args.all is None and task.run is None:
         if args.jobs:
             raise Refused(
                 "--jobs: on CUDA the seeds of a range take turns in one process; name fewer of them"
             )
         return worst(train([Trial(one.task, one.words, alone=False) for one in trials], stop))
-    jobs = seeds_together(trials) if together else [Job(one.words, [one.task]) for one in trials]
+    jobs = [Job(one.words, one.task) for one in trials]
     return Campaign(jobs, args.jobs or (1 if cuda else machine.cores()), cuda, stop).run()
 
 
 def main(task, argv=None):
     """A script's command line -> its exit code."""
     end_with_parent()
-    parser, code = flags.declare(task).parser, 0
     argv = sys.argv[1:] if argv is None else argv
+    return exit_code(flags.declare(task).parser, lambda: obey(task, argv), task.what_to_lower)
+
+
+def obey(task, argv):
+    args, given = flags.parse(task, argv)
+    asked = [f"--{flag}" for flag in ("list", "all", "report") if flag in given]
+    if len(asked) > 1:
+        raise Refused(f"{' and '.join(asked)}: one at a time")
+    if "jobs" in given and not asked and not isinstance(args.seed, range):
+        raise Refused("--jobs is for --all, or for a range of seeds")
+    if args.list is not None:
+        for one in listed(task, args, given, args.list):
+            print(f"python {task.name}.py {shlex.join(one.words)}")
+        return 0
+    if args.report is not None:
+        show(task, args, given, args.report)
+        return 0
+    with Stop().listening() as stop:
+        code = run(task, args, given, argv, stop)
+    if args.all is not None and code != STOPPED:
+        with contextlib.suppress(BrokenPipeError):
+            show(task, args, given, args.all)
+    return code
+
+
+def exit_code(parser, work, to_lower="--batch"):
+    """That of work(); what goes wrong in it is said in one line."""
     try:
-        args, given = flags.parse(task, argv)
-        asked = [f"--{flag}" for flag in ("list", "all", "report") if flag in given]
-        if len(asked) > 1:
-            raise Refused(f"{' and '.join(asked)}: one at a time")
-        if "jobs" in given and not asked and not isinstance(args.seed, range):
-            raise Refused("--jobs is for --all, or for a range of seeds")
-        if args.list is not None:
-            for one in listed(task, args, given, args.list):
-                print(f"python {task.name}.py {shlex.join(one.words)}")
-        elif args.report is not None:
-            show(task, args, given, args.report)
-        else:
-            with Stop().listening() as stop:
-                code = run(task, args, given, argv, stop)
-            if args.all is not None and code != STOPPED:
-                show(task, args, given, args.all)
+        return work()
     except Refused as error:
         parser.error(error)
     except BrokenPipeError:  # of `--report | head`: what was asked for has been read
-        pass
+        return 0
     except OSError as error:
         say(f"{parser.prog}: {error}", file=sys.stderr)
-        return code or FAILED
+        return FAILED
     except (RuntimeError, MemoryError) as error:
         if not machine.is_out_of_memory(error):
             raise
-        say(f"{parser.prog}: out of memory: lower {task.what_to_lower}", file=sys.stderr)
+        say(f"{parser.prog}: out of memory: lower {to_lower}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         say(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
     finally:
         leave_quietly()
-    return code
 
 
 def leave_quietly():

@@ -7,8 +7,8 @@ import torch
 
 @functools.cache
 def pointwise(function, compiled, dynamic=None):
-    """The function, compiled if wanted: for the sizes that come and, when others follow, for all sizes; with
-    `dynamic` False for each apart. Only of known sizes a step is one kernel."""
+    """The function, compiled if wanted: for the first sizes that come, then once more for all others; with
+    `dynamic` False once for each size, since only with known sizes a step is one kernel."""
     if not compiled:
         return function
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)

@@ -260,16 +260,13 @@ def means_and_errors(points):
     return means, np.abs(np.transpose(ends) - means)
 
 
-def every_value(panels):
-    return [values for panel in panels for points in panel.lines.values() for values in points.values()]
-
-
 def add_legend(picture, figure, panels):
     """One for all panels, below them; its title is the caption. Points have their names on the x axis."""
     handles = {}
     for axis in picture.axes:
         handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
-    counts = set(map(len, every_value(panels)))
+    lines = [points for panel in panels for points in panel.lines.values()]
+    counts = {len(values) for points in lines for values in points.values()}
     n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
     dashes = "" if handles else ", dashes: seeds"
     shown = "a line per trial" if figure.each else "mean and 95% percentile bootstrap interval"

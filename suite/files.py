@@ -74,17 +74,7 @@ def read_usable_json(path, key):
 def finished_metrics(folder):
     """The metrics of a trial that is done, else None."""
     result = read_usable_json(folder / "result.json", "metrics")
-    if result and not all(map(is_metric, result["metrics"].values())):
-        say_once(f"{folder / 'result.json'} cannot be used: a metric is no number")
-        return None
     return result and result["metrics"]
-
-
-def is_metric(value):
-    """Whether it is a number, a list of numbers, or a dictionary of these."""
-    parts = value.values() if isinstance(value, dict) else [value]
-    numbers = [x for part in parts for x in (part if isinstance(part, list) else [part])]
-    return all(isinstance(x, int | float) for x in numbers)
 
 
 NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP  # of Lustre mounted without them, of some NFS

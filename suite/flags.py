@@ -1,4 +1,15 @@
-"""Flags, folder names, grids of trials."""
+"""Flags, folder names, grids of trials.
+
+Where a flag's value comes from; what stands first wins:
+    the grid's row, of a trial that is listed; where the flag is typed too, rows of other values are left out
+    what follows from others that are typed: Task.implied
+    what is typed
+    the scale: Task.scales
+    the default: Task.scales["paper"], else what is declared below
+    where that is None: Task.defaults, which depend on the values of other flags
+
+A folder's name leaves out what is at its default.
+"""
 
 from suite import __version__
 from suite.task import BAD_FLAGS, Task
@@ -165,7 +176,6 @@ def declare(task):
     model_flags(unless_without(group("more of the model (these change the result)", True)))
     training_flags(unless_without(group("more of the training (these change the result)", True)))
     computing_flags(unless_without(group("how it is computed (no other result, but for bf16)", False)))
-    refuse_unknown(task, defaults)
     return Declared(parser, defaults, science)
 
 
@@ -247,6 +257,7 @@ def computing_flags(flag):
 def parse(task, argv):
     """-> (args, what was typed). The scale sets defaults; an explicit flag wins."""
     parser, defaults, _ = declare(task)
+    refuse_unknown(task, defaults)
     given = vars(parser.parse_args(argv))
     scale = task.scales[given.get("scale", "paper")]
     return argparse.Namespace(**(defaults | scale | given | task.implied(given))), given
@@ -285,10 +296,9 @@ def complete(task, args):
 
 def refuse_meaningless(args, usual):
     """Flags about encodings that this encoding cannot follow."""
-    if (encoding := common.ENCODINGS.get(args.pe)) is None:
-        return
     for flag in ENCODING_FLAGS:
-        if flag not in encoding.accepts and getattr(args, flag, usual.get(flag)) != usual.get(flag):
+        changed = flag in args and getattr(args, flag) != usual[flag]
+        if changed and flag not in common.ENCODINGS[args.pe].accepts:
             others = ", ".join(pe for pe, one in common.ENCODINGS.items() if flag in one.accepts)
             raise Refused(f"--{flag} means nothing with --pe {args.pe}: choose from {others}")
 

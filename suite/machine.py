@@ -3,13 +3,11 @@
 from suite import compiling, fast
 
 import contextlib
-import functools
 import math
 import os
 import platform
 import resource
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,31 +43,31 @@ def choose_device(name):
 
 @dataclass(frozen=True)
 class Engine:
-    """How a trial computes, and the two functions that do so; decided once."""
+    """How a trial computes; decided once."""
 
     name: str  # "fast" or "torch"
-    compiled: bool
-    compile_fault: str | None
-    precision: str  # of matrix products
-    graph: bool  # the iteration is a CUDA graph
-    deterministic: bool
-    onednn: bool  # float32 products by oneDNN, where that is exact and sooner
-    loss_and_accuracy: Callable  # (model, episode) -> as common.loss_and_accuracy
-    logits: Callable  # (model, inputs, steps) -> (M, B, K)
+    compiled: bool = False
+    compile_fault: str | None = None
+    precision: str = "fp32"  # of matrix products
+    graph: bool = False  # the iteration is a CUDA graph
+    deterministic: bool = False
+    onednn: bool = False  # float32 products by oneDNN, where that is exact and sooner
+
+    def loss_and_accuracy(self, model, episode):
+        if self.name == "fast":
+            return fast.loss_and_accuracy(model, episode, self.compiled)
+        return common.loss_and_accuracy(model, episode)
+
+    def logits(self, model, inputs, steps):
+        """(M, B, K)"""
+        if self.name == "fast":
+            return fast.logits(model, inputs, steps, self.compiled)
+        return model(inputs, steps)
 
     def about(self):
         """What is recorded of it."""
         names = "compiled", "compile_fault", "precision", "graph", "deterministic"
         return {"engine": self.name} | {name: getattr(self, name) for name in names}
-
-
-def make_engine(name, compiled=False, compile_fault=None, precision="fp32", **more):
-    functions = common.loss_and_accuracy, common.logits
-    if name == "fast":
-        functions = [functools.partial(f, compiled=compiled) for f in (fast.loss_and_accuracy, fast.logits)]
-    usual = dict(graph=False, deterministic=False, onednn=False)
-    named = dict(zip(("loss_and_accuracy", "logits"), functions))
-    return Engine(name, compiled, compile_fault, precision, **usual | more, **named)
 
 
 def by_hand_is_sooner(args):
@@ -94,7 +92,7 @@ def choose_engine(task, device):
     chosen = known and (always or by_hand_is_sooner(args))
     wanted = chosen and cuda  # on a CPU it gains a tenth at most, and every trial would wait for it
     fault = compiling.compile_fault(device.type) if wanted else None
-    return make_engine(
+    return Engine(
         "fast" if chosen else "torch",
         compiled=wanted and fault is None,
         compile_fault=fault,

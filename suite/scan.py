@@ -7,7 +7,7 @@ steps write is computed once, and a row adds what its own last state still gives
 
 A state comes in P parts: one, or if it is complex the real and the imaginary one. With y = 2 Re(c h) =
 2 Re c Re h - 2 Im c Im h both kinds are written to and read out alike, by a sum over the parts, and differ by
-their decay alone. It is a power of 2, which is sooner than one of e.
+their decay alone. The decay is computed as a power of 2, which is sooner than one of e.
 """
 
 from suite.compiling import pointwise
@@ -37,7 +37,7 @@ def decay_of(delta, log2_decay, turn, a):
         torch.mul(size, angle.sin_(), out=a[1])
 
 
-def times(a, x, into, sign=1):
+def multiply(a, x, into, sign=1):
     """Writes a x, or with the sign -1 x times the conjugate of a."""
     torch.mul(a[0], x[0], out=into[0])
     if len(a) == 2:
@@ -54,19 +54,19 @@ def over_parts(x, y):
 def scan_step(delta, v, b, log2_decay, turn, before, a, now):
     """Writes a and the state `now` (B, N, D) from the one before; delta, v (B, 1, D), b (B, N, 1)."""
     decay_of(delta, log2_decay, turn, a)
-    times(a, before, now)
+    multiply(a, before, now)
     for part, written in zip(now, b):
         part.addcmul_(written, v)
 
 
 def scan_step_back(delta, v, b, A, c, d_y, before, a, d_h, d_before, d_A, d_delta, d_v, d_b):
-    """From the gradient d_h of a state: writes that of the one before, to which its answer adds c d_y (None:
-    it has none), and adds to d_A (B, N, D) of every part; d_delta and d_v are (B, D), d_b is (P, B, N)."""
+    """From d_h, the gradient of a state: writes d_before, that of the state before it, d_delta and d_v
+    (B, D), d_b (P, B, N); adds to d_A (B, N, D). c and d_y are of the answer of the step before, if any."""
     torch.sum(over_parts(d_h, b), 1, out=d_v)
     d_b.copy_((torch.stack(d_h) * v).sum(3))
-    times(a, d_h, d_before, -1)
+    multiply(a, d_h, d_before, -1)
     product = [torch.empty_like(part) for part in d_h]
-    times(before, d_before, product, -1)
+    multiply(before, d_before, product, -1)
     torch.sum(over_parts(product, A), 1, out=d_delta)
     for part, into in zip(product, d_A):
         into.addcmul_(part, delta)

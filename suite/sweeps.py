@@ -197,8 +197,8 @@ class GRUPointwise(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------------------
 
 # Against compiled steps an iteration takes 0.8 to 1.0 times as long (hidden 128 and 512, one thread), and no
-# trial waits for a compiler; the cross-entropy alone loses by it, a tenth of an iteration at K = 16384. What
-# sigmoids a step has are one operator where they can be; tanh(x) = 1 - 2 sigmoid(-2x) is part of the sums.
+# trial waits for a compiler; the cross-entropy alone loses by it, a tenth of an iteration at K = 16384. Gates
+# that are sigmoids and lie side by side are one operator; tanh(x) = 1 - 2 sigmoid(-2x) is part of the sums.
 
 sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
@@ -229,17 +229,18 @@ class LSTMByOperators(torch.autograd.Function):
         H, scale = weight.shape[1], third_gate(weight, -2)
         table, clock, low = table * scale, clock * scale, (weight * scale[:, None]).T.contiguous()
         gates, c, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H, H))
-        product, before = table.new_empty(sizes[0], 4 * H), (table.new_zeros(sizes[0], H),) * 2
+        product = table.new_empty(sizes[0], 4 * H)
+        c_before = h_before = table.new_zeros(sizes[0], H)
         each = zip(steps_of(sizes, gates, *gates.chunk(4, dim=1), c, h), clock, tokens_of(tokens, sizes))
-        for t, ((rows, i, f, s, o, *now), at, read) in enumerate(each):
-            n, ((c_before, h_before), (c_now, h_now)) = len(i), (before, now)
-            read_into(rows, at, table, read)
+        for t, ((rows, i, f, s, o, c_now, h_now), time_step, own) in enumerate(each):
+            n = len(rows)
+            read_into(rows, time_step, table, own)
             if t:
                 rows.add_(torch.mm(h_before[:n], low, out=product[:n]))
             rows.sigmoid_()
             torch.mul(f, c_before[:n], out=c_now).add_(i).addcmul_(i, s, value=-2)
             torch.addcmul(o, o, (-2 * c_now).sigmoid_(), value=-2, out=h_now)
-            before = now
+            c_before, h_before = c_now, h_now
         ctx.save_for_backward(gates, c, h, tokens, weight)
         ctx.plain = sizes, len(table)
         return h
@@ -250,8 +251,8 @@ class LSTMByOperators(torch.autograd.Function):
         (gates, c, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
         scale, d_gates = third_gate(weight, 4), torch.empty_like(gates)
         start, d_h, d_c = (torch.zeros_like(c[: sizes[0]]) for _ in range(3))
-        low, columns = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
-        each = steps_of(sizes, gates, d_gates, *columns, c, d_out)
+        low, parts = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
+        each = steps_of(sizes, gates, d_gates, *parts, c, d_out)
         before = [start, *(c for *_, c, _ in each[:-1])]
         for (rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c, d), c_before in reversed(
             list(zip(each, before))
@@ -285,11 +286,11 @@ class GRUByOperators(torch.autograd.Function):
         H, low = weight.shape[1], weight.T.contiguous()
         gates, q, h = (table.new_empty(sum(sizes), size) for size in (3 * H, H, H))
         product, h_before = table.new_zeros(sizes[0], 3 * H), table.new_zeros(sizes[0], H)
-        columns = gates[:, : 2 * H], *gates.chunk(3, dim=1)
-        each = zip(steps_of(sizes, gates, *columns, q, h), clock, tokens_of(tokens, sizes))
-        for t, ((rows, both, r, z, new, q_now, h_now), at, read) in enumerate(each):
+        parts = gates, gates[:, : 2 * H], *gates.chunk(3, dim=1), q, h
+        each = zip(steps_of(sizes, *parts), clock, tokens_of(tokens, sizes))
+        for t, ((rows, both, r, z, new, q_now, h_now), time_step, own) in enumerate(each):
             n, p = len(r), product[: len(r)]
-            read_into(rows, at, table, read)
+            read_into(rows, time_step, table, own)
             if t:
                 torch.mm(h_before[:n], low, out=p)
             both.add_(p[:, : 2 * H]).sigmoid_()
@@ -306,8 +307,8 @@ class GRUByOperators(torch.autograd.Function):
         (gates, q, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
         H, low = weight.shape[1], weight.roll(weight.shape[1], 0)  # q's, then r's and z's
         start, d_h, d_gates = *(torch.zeros_like(h[: sizes[0]]) for _ in range(2)), h.new_empty(len(h), 4 * H)
-        columns = gates[:, : 2 * H], *gates.chunk(3, dim=1), d_gates[:, H : 3 * H], *d_gates.chunk(4, dim=1)
-        each = steps_of(sizes, *columns, d_gates[:, : 3 * H], q, h, d_out)
+        parts = gates[:, : 2 * H], *gates.chunk(3, dim=1), d_gates[:, H : 3 * H], *d_gates.chunk(4, dim=1)
+        each = steps_of(sizes, *parts, d_gates[:, : 3 * H], q, h, d_out)
         before = [start, *(h for *_, h, _ in each[:-1])]
         for step, h_before in reversed(list(zip(each, before))):
             both, r, z, new, d_both, d_q, d_r, d_z, d_new, d_rows, q_now, _, d = step

@@ -2,6 +2,7 @@
 
 from suite import files
 from suite.claims import (
+    LEVEL,
     MOST_PRIMARY,
     TOO_FEW,
     Outcome,
@@ -100,7 +101,7 @@ def outcome_of(figure, flags, task, text, curve):
 
 def read_outcome(figure, claims, flags, task):
     """A finished trial, of which all metrics are numbers; raises Broken."""
-    curve = checked(task.folder / "curve.csv", curve_of) if figure.curve else {}
+    curve = checked(task.folder / "curve.csv", curve_of) if figure.needs_curve else {}
 
     def parse(text):
         outcome = outcome_of(figure, flags, task, text, curve)
@@ -117,12 +118,6 @@ def read_outcome(figure, claims, flags, task):
     return checked(task.folder / figure.file, parse)
 
 
-def add_curve(outcome, folder):
-    """For the picture of the training, which is drawn where there is a curve.csv; raises Broken."""
-    if (path := folder / "curve.csv").exists():
-        outcome.curve.update(checked(path, curve_of))
-
-
 def load(figure, claims, trials, rows=None):
     """[flags.Listed] -> (Outcomes, a line for every trial that is left out though it has run).
 
@@ -134,8 +129,8 @@ def load(figure, claims, trials, rows=None):
         try:
             if (task.folder / figure.file).exists():
                 outcome = read_outcome(figure, claims, flags, task)
-                if figure.training:
-                    add_curve(outcome, task.folder)
+                if figure.training and (path := task.folder / "curve.csv").exists():
+                    outcome.curve.update(checked(path, curve_of))
             elif (path := task.folder / files.DIVERGED).exists():
                 broken.append(
                     f"not finite, left out: {task.folder}: {path.read_text(errors='replace').strip()}"
@@ -225,7 +220,7 @@ def figure_lines(figure, scale, outcomes, broken, verdicts):
         mark = " (primary)" if one.claim.primary else ""
         lines.append(f"  {one.word}: {one.claim.text}{mark}: {one.numbers}")
     lines += few_trials(verdicts)
-    return lines + (figure.note(outcomes, scale) if figure.note else [])
+    return lines + (figure.note(scale) if figure.note else [])
 
 
 def missing(outcomes, broken, most=8):
@@ -247,7 +242,7 @@ def few_trials(verdicts):
     counts = [n for one in verdicts if one.difference for n in one.difference.counts if n]
     if not counts or (n := min(counts)) >= 5:
         return []
-    reach = t_quantile(0.025, 2 * n - 2) * np.sqrt(2 / n)
+    reach = t_quantile(LEVEL, 2 * n - 2) * np.sqrt(2 / n)
     return [
         f"  With n = {n}, a difference is told from zero above {reach:.1f} standard deviations of a seed.",
         "  A smaller one is undecided until there are more seeds: the installation is in order.",

@@ -11,7 +11,6 @@ from common import Refused
 
 NAMED = dict(model="", pe="", vocab="K", length="L")  # flag -> what stands before its value
 BAD_FLAGS = 2  # the exit code of what is Refused
-ENOUGH = 2**20  # positions: an encoding that can be built with so many can be built with more
 
 
 @functools.cache  # a grid has few of them, and hundreds of trials
@@ -98,9 +97,8 @@ class Task:
                 )
         if getattr(a, "rotate", False) and getattr(a, "slow", False):
             raise Refused("--rotate has slow states already: leave out --slow")
-        try_encoding(
-            common.ENCODINGS[a.pe], min(self.positions(), ENOUGH), a.embed, self.for_encoding()["bands"]
-        )
+        positions = min(self.positions(), 2**20)  # one that can be built with so many can be with more
+        try_encoding(common.ENCODINGS[a.pe], positions, a.embed, self.for_encoding()["bands"])
         if "held_out" in a and a.held_out > (exist := self.exist()):
             raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that exist")
 
@@ -176,9 +174,6 @@ class Task:
         """(N, W) integers that are held out, from the seed alone."""
         count = self.args.held_out
         return common.distinct_rows(self.draw, count, self.seed, common.HELD_OUT, device=device)
-
-    def takes_long_to_build(self):
-        return "held_out" in self.args and max(self.args.held_out, 1024) * self.length > 10**6
 
     def build(self, device):
         """Whatever takes time or memory."""

@@ -12,7 +12,6 @@ from suite.task import BAD_FLAGS, differences
 import contextlib
 import datetime
 import functools
-import itertools
 import math
 import os
 import signal
@@ -182,8 +181,6 @@ class Trial:
         self.engine = machine.choose_engine(task, self.device)
         machine.refuse_what_cannot_fit(task, self.device)
         machine.prepare(self.engine, self.device, task.is_small())
-        if task.takes_long_to_build():
-            say("building the data and the model takes a while")
         task.build(self.device)
         self.take_folder()
         if self.lock is None:
@@ -222,7 +219,7 @@ class Trial:
         """config.json, and a word where a resumed trial will not have the bits of an undisturbed one."""
         before = files.read_usable_json(self.folder / "config.json", "config")
         if self.iteration and before:
-            self.keep_snapshot_interval(before.get("run"))
+            self.keep_snapshot_interval(before.get("run", {}))
         self.origin = machine.provenance(self.task, self.argv, self.model, self.engine, self.device)
         threads = self.origin["threads"]
         if before is None:
@@ -247,8 +244,8 @@ class Trial:
 
     def keep_snapshot_interval(self, run):
         """Of a resumed trial: stability.py wants all snapshots of one interval."""
-        every = run.get("snapshot_every") if isinstance(run, dict) else None
-        if isinstance(every, int) and every != self.args.snapshot_every:
+        every = run.get("snapshot_every", self.args.snapshot_every)
+        if every != self.args.snapshot_every:
             say(f"{self.folder}: --snapshot-every stays {every}, with which it began", file=sys.stderr)
             self.args.snapshot_every = every
 
@@ -341,9 +338,7 @@ class Trial:
 
     def save_and_stop(self):
         self.save()
-        self.progress.live.close()
-        say(f"stopped at iteration {self.iteration}; {again(self.args)} continues", file=sys.stderr)
-        self.end(STOPPED)
+        self.end(STOPPED, f"stopped at iteration {self.iteration}; {again(self.args)} continues")
 
     # -- the state, and its checkpoints
 
@@ -390,13 +385,8 @@ class Trial:
         self.initialise()
 
     def load(self, saved):
-        numbers = [saved["iteration"], saved["seconds"], *itertools.chain(*saved["rows"])]
-        if not all(isinstance(x, int | float) for x in numbers):
-            raise Torn("its iteration, seconds or rows are no numbers")
         if any(len(row) != len(HEADER.split(",")) for row in saved["rows"]):
             raise ValueError("its curve has other columns")
-        if not isinstance(saved["iteration"], int) or saved["iteration"] < 0:
-            raise Torn("its iteration is no whole number")
         if saved["iteration"] > self.args.iterations:
             raise ValueError(f"iteration {saved['iteration']} is beyond --iterations")
         self.model.load_state_dict(saved["model"])
