@@ -41,8 +41,6 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
     "s4d-sin-2048": 64,
     "mamba-sin-256": 16,
 }
-
-
 NOT_HERE = "list", "all", "report", "jobs", "overwrite", "model", "pe"  # of reverse.py's flags
 
 
@@ -52,8 +50,9 @@ def task_of(name, device, more):
     if device.type == "cpu":
         words += ["--batch", str(CONFIGURATIONS[name])]
     task = flags.complete(Reverse, flags.parse(Reverse, [*words, *more])[0])
-    machine.choose_engine(task, device)  # refuses now rather than after other configurations
+    engine = machine.choose_engine(task, device)  # refuses now rather than after other configurations
     machine.refuse_what_cannot_fit(task, device)
+    machine.prepare(engine, device, task.is_small())  # chooses the threads, once
     return task
 
 
@@ -64,7 +63,6 @@ def plain_step(task, engine, device):
     torch.manual_seed(task.seed)
     model, episode = task.model().to(device), task.training_episode(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-
     engine = replace(engine, onednn=False)
 
     def step():
@@ -81,7 +79,7 @@ def plain_step(task, engine, device):
 
 
 def suite_step(task, engine, device):
-    machine.prepare(engine, device, task.is_small())
+    machine.prepare(engine, device)
     t = Trial(task, [])
     t.engine = engine
     t.initialise()

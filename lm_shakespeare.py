@@ -461,15 +461,11 @@ def far(outcome):
     return float(np.mean(scores[len(scores) // 2 :]))
 
 
-def seconds(outcome):
-    return outcome.seconds
-
-
 def tokens_per_type(outcome):
     return outcome.metrics["train_tokens"] / outcome.metrics["types"]
 
 
-SWEPT = {"validation perplexity": perplexity, "seconds": seconds}
+SWEPT = {"validation perplexity": perplexity, "seconds": lambda outcome: outcome.seconds}
 BASIC = {"train perplexity": train_perplexity} | SWEPT
 COUNTED = {"types": metric("types"), "training tokens": metric("train_tokens")}
 PER_TEXT = {"tokens per type": tokens_per_type, "validation nats per character": nats_per_character}

@@ -404,13 +404,12 @@ def read_split(folder, split, vocab, length):
     if (largest := tokens.max()) >= vocab:
         raise ValueError(f"{split}.tokens has piece {largest}, where the last one is {vocab - 1}")
     counts = np.minimum(np.diff(ends) - 1, length)
-    if not (counts > 0).any():
+    starts, counts = ends[:-1][counts > 0], counts[counts > 0]
+    if not len(starts):
         raise Refused(f"no paragraph of {split} has two pieces: nothing to predict")
-    starts, known = ends[:-1][counts > 0], tokens != UNKNOWN
-    known[starts] = False  # a first piece is not predicted
-    if not known.any():
-        raise Refused(f"all pieces of {split} are unknown: nothing to predict")
-    return Split(tokens, len(counts), starts, counts[counts > 0])
+    if not any((tokens[s + 1 : s + 1 + n] != UNKNOWN).any() for s, n in zip(starts, counts)):
+        raise Refused(f"all pieces of {split} to be predicted are unknown")
+    return Split(tokens, len(ends) - 1, starts, counts)
 
 
 # ------------------------------------------------------------------------------------------------------------

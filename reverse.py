@@ -239,8 +239,7 @@ SCALES = {
 GRIDS = {
     "paper": {
         "fig2": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256], seed=SEEDS)
-        + cross(model="lstm", pe=BOTH, vocab=[256, 512, 1024, 2048, 4096, 8192, 16384], seed=SEEDS)
-        + cross(model="s4d", pe=BOTH, vocab=[256, 512, 1024, 2048, 4096, 8192, 16384], seed=SEEDS),
+        + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)], seed=SEEDS),
         "fig3": cross(model="gru", pe=BOTH, vocab=64, dual_freq=True, seed=SEEDS)
         + cross(model="lstm", pe=BOTH, vocab=1024, dual_freq=True, seed=SEEDS)
         + cross(model="s4d", pe=BOTH, vocab=2048, dual_freq=True, seed=SEEDS),
@@ -409,7 +408,7 @@ def claims_of_fig2(figure, primary=False, growth=True):
 
 def rare_hurts(model):
     sides = dict(higher=NONE, lower=NONE, than=FREQUENT_AMONG_RARE)
-    return Claim("fig3", RARE_HURTS, FREQUENT_AMONG_FREQUENT, **sides, where=model, primary=model is OF_LSTM)
+    return Claim("fig3", RARE_HURTS, FREQUENT_AMONG_FREQUENT, **sides, where=model, primary=model == OF_LSTM)
 
 
 # Primary: the title's finding in the figure of each scale that has all three models; what explains it in the

@@ -82,11 +82,7 @@ FIGURES = {
     "fig12": Figure("Sorting, the embedding twice", BOTH_METRICS, "pe"),
 }
 
-CLAIMS = [
-    *dup_does_not_help("fig12"),
-    *helps("fig12"),
-    *helps_at_largest("fig8"),
-]
+CLAIMS = [*dup_does_not_help("fig12"), *helps("fig12"), *helps_at_largest("fig8")]
 Sort.scales, Sort.grids = SCALES, GRIDS
 Sort.figures, Sort.claims = FIGURES, CLAIMS
 

@@ -439,7 +439,7 @@ CLOSES = "the gap between Frequent and Rare disturbants shrinks for vanilla S4D,
 CLAIMS = []
 for model in (OF_GRU, OF_LSTM):
     CLAIMS += [
-        Claim("fig5", HELPS, LAST, SIN, NONE, controls=CONTROLS, where=model, primary=model is OF_LSTM),
+        Claim("fig5", HELPS, LAST, SIN, NONE, controls=CONTROLS, where=model, primary=model == OF_LSTM),
         Claim("fig5", FALLS, FIRST, NONE, NONE, than=LAST, where=model),
         Claim("fig5", RARE, at(max, *AMONG_FREQUENT), NONE, NONE, than=LAST, where=model),
         Claim("fig5", STAYS, EVERYWHERE, SIN, 0.5, where=model, scales=("paper",)),
