@@ -261,6 +261,8 @@ def page_lines(out, scales, seeds, folder):
 
 def kept(path):
     """-> the lines of a page above its first marker, and those below its second one."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise Refused(f"--write {path}: that is no file in a folder that exists")
     if not path.exists():
         return ["# Results", ""], [""]
     try:

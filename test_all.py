@@ -1326,8 +1326,8 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
         with no_pictures():  # and with another --out, of which nothing is finished
             assert "matplotlib is not installed" in reports(words)
         text = page.read_text()
-        for out in ("nowhere", "''"):
-            code, _, err = captured(report.main, shlex.split(f"{words} --out {out}"))
+        for wrong in ("--out nowhere", "--out ''", "--write results", "--write nowhere/R.md"):
+            code, _, err = captured(report.main, shlex.split(f"{words} {wrong}"))
             assert code == 2 and err.count("\n") == 1 and page.read_text() == text, err
         # A marker that lacks, twice, in a line with others, upside down
         twice, beside = f"{text}\n{made}", text.replace(report.END, f"a {report.END}")
