@@ -5,9 +5,15 @@ CPU it is a few operators, not compiled. The gradients of the weights are one pr
 back.
 
 Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
-says how many each step has, never more than the one before; N is their sum. `tokens` may end early, after
-any step: later steps read the clock alone. Gates are in torch's order, the state starts at zero. Products are
-in the precision of the table (bfloat16, say), the carried state is in the weights'.
+says how many each step has, never more than the one before; N is their sum. The state starts at zero.
+
+    table (R, 4H)  what each token adds to the sums inside the gates (of a GRU 3H), and
+    clock (T, 4H)  what each step adds, with the bias
+    tokens (n,)    rows of the table; they may end early, after any step: later steps read the clock alone
+    gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU q, r, z, n
+    c, h (N, H)    cell and output
+
+Products are in the precision of the table (bfloat16, say), the carried state is in the weights'.
 """
 
 from suite.compiling import pointwise
