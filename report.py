@@ -194,9 +194,9 @@ def count_lines(rows, scales):
 def section_lines(section, out, folder):
     """A section of a page in `folder`."""
     lines = [f"### {heading_of(section)}", "", f"{section.figure.title}. `{command(section)}`", ""]
-    for title, path, said in section.draw(out, [".svg"]):
-        if said.startswith("not drawn"):
-            print(f"{path.name} is {said}")
+    for title, path, fault in section.draw(out, [".svg"]):
+        if fault:
+            print(f"{path.name} is not drawn: {fault}")
         elif path.exists():
             lines += [f"![{title}]({os.path.relpath(path, folder)})", ""]
     body = "\n".join(line.removeprefix("  ") for line in section.lines()).strip("\n")

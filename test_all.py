@@ -1323,6 +1323,8 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
         assert "--all fig12 --seed=7" in Path("other.md").read_text()
         stems = [call.args[2].stem for call in drawn.call_args_list]
         assert bool(stems) == tables.CAN_DRAW and all("seed=7" in stem for stem in stems)
+        with mock.patch.object(tables, "draw", side_effect=OSError("no space")):
+            assert ("svg is not drawn: no space" in reports(words)) == tables.CAN_DRAW
         with no_pictures():  # and with another --out, of which nothing is finished
             assert "matplotlib is not installed" in reports(words)
         text = page.read_text()

@@ -125,7 +125,7 @@ def caption(figure, scale, panels, lengths):
 
 
 def draw(figure, scale, path, outcomes, kinds):
-    """A picture of the outcomes, written to `path` -> a line that says where, or why it is not."""
+    """A picture of the outcomes, written to `path` in files of these kinds."""
     import matplotlib
 
     panels = panels_of(figure, outcomes)
@@ -136,15 +136,11 @@ def draw(figure, scale, path, outcomes, kinds):
             axis.set_title(title(figure, panel, lengths))
         picture.suptitle(caption(figure, scale, panels, lengths))
         add_legend(picture, figure, panels)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for kind in kinds:
-                drawn = io.BytesIO()
-                picture.savefig(drawn, format=kind[1:], dpi=150, metadata={"Date": None})
-                files.write(path.with_suffix(kind), drawn.getvalue())
-        except OSError as error:
-            return f"not drawn: {error}"
-    return f"drawn: {path.with_suffix(kinds[0])}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for kind in kinds:
+            drawn = io.BytesIO()
+            picture.savefig(drawn, format=kind[1:], dpi=150, metadata={"Date": None})
+            files.write(path.with_suffix(kind), drawn.getvalue())
 
 
 def draw_panels(figure, panels):

@@ -269,14 +269,19 @@ class Section:
         return figure_lines(self.figure, self.scale, self.outcomes, self.broken, self.verdicts)
 
     def draw(self, out, kinds):
-        """[(picture's title, its path, what was said of it)]; none of trials that are not comparable."""
+        """[(picture's title, its path, why it is not drawn)]; none of trials that are not comparable."""
         if len(self.outcomes.texts()) != 1:
             return []
         scale = [] if self.scale == "paper" else [self.scale]
         stem, found = "-".join([self.task.name, self.name, *scale, *self.chosen]), []
         for path, figure, part in pictures(self.figure, stem, self.outcomes, out):
-            said = draw(figure, self.scale, path, part, kinds) if CAN_DRAW else ""
-            found.append((figure.title, path, said))
+            fault = None
+            try:
+                if CAN_DRAW:
+                    draw(figure, self.scale, path, part, kinds)
+            except OSError as error:
+                fault = error
+            found.append((figure.title, path, fault))
         return found
 
 
@@ -297,8 +302,8 @@ def print_figures(task, scale, figures, out, chosen):
         judged += sum(verdict.word != TOO_FEW for verdict in one.verdicts)
         print(f"\n{name} ({scale} scale): {one.figure.title}. {done} of {len(trials)} trials finished")
         print(*one.lines(), sep="\n")
-        for *_, said in one.draw(out, [".png", ".svg"]) if CAN_DRAW else ():
-            print(f"  {said}")
+        for _, path, fault in one.draw(out, [".png", ".svg"]) if CAN_DRAW else ():
+            print(f"  not drawn: {fault}" if fault else f"  drawn: {path.with_suffix('.png')}")
     if judged:
         print(f"\n{MEANING}")
     if not CAN_DRAW:
