@@ -645,12 +645,15 @@ def test_engines_agree():
 
 
 def test_a_small_trial_takes_one_thread():
-    cases = ("--hidden 255", {}, 1), ("--hidden 256", {}, 0), ("--hidden 255", {"OMP_NUM_THREADS": "3"}, 0)
-    for words, there, calls in cases:
-        task, environment = task_of(words), mock.patch.dict(os.environ, there, clear=True)
+    """Alone and in a job of --all, where large ones share the cores; OMP_NUM_THREADS stands above both."""
+    shared, three = str(max(1, machine.cores() // 2)), {"OMP_NUM_THREADS": "3"}
+    for words, there, own, of_job in (("255", {}, 1, "1"), ("256", {}, 0, shared), ("255", three, 0, "3")):
+        task, environment = task_of(f"--hidden {words}"), mock.patch.dict(os.environ, there, clear=True)
         with environment, mock.patch.object(torch, "set_num_threads") as threads:
             machine.prepare(ENGINES["torch"], CPU, task.is_small())
-        assert threads.call_count == calls, words
+        with environment, mock.patch.object(subprocess, "Popen") as started:
+            cli.Job([], task).start(at_once=2, cuda=False)
+        assert threads.call_count == own and started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == of_job
 
 
 def test_out_of_memory_is_one_line():
