@@ -215,7 +215,8 @@ def origin(outcomes):
         sorted({str(one.about.get(name))[:most] for one in found})
     )
     seconds = np.median([one.seconds for one in found])
-    n = f"{len(found)} of {len(outcomes.trials)} trials, median {seconds:.3g} s each"
+    took = f"{seconds:.3g}" if seconds < 100 else f"{seconds:,.0f}"
+    n = f"{len(found)} of {len(outcomes.trials)} trials, median {took} s each"
     return f"{n}; {distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}."
 
 
