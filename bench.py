@@ -50,9 +50,8 @@ def task_of(name, device, more):
     if device.type == "cpu":
         words += ["--batch", str(CONFIGURATIONS[name])]
     task = flags.complete(Reverse, flags.parse(Reverse, [*words, *more])[0])
-    engine = machine.choose_engine(task, device)  # refuses now rather than after other configurations
+    machine.choose_engine(task, device)  # refuses now rather than after other configurations
     machine.refuse_what_cannot_fit(task, device)
-    machine.prepare(engine, device, task.is_small())  # chooses the threads, once
     return task
 
 
@@ -157,6 +156,8 @@ def table(content):
 def run(args, more, device, tasks):
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
+    for task in tasks.values():  # chooses the threads, which are recorded below
+        machine.prepare(machine.choose_engine(task, device), device, task.is_small())
     content = {
         "device": machine.device_name(device),
         "threads": torch.get_num_threads(),
@@ -210,8 +211,6 @@ def obey(args, more):
     device = machine.choose_device(reverse_args.device)
     tasks = {name: task_of(name, device, more) for name in args.only}
     if args.json:  # whether it can be written is found out before minutes of measuring
-        if args.json.is_dir():
-            raise Refused(f"--json {args.json} is a folder")
         files.write_json(probe := args.json.with_name(f".{args.json.name}.probe"), {})
         probe.unlink()
     run(args, more, device, tasks)

@@ -262,8 +262,6 @@ def page_lines(out, scales, seeds, folder):
 
 def kept(path):
     """-> the lines of a page above its first marker, and those below its second one."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise Refused(f"--write {path}: that is no file in a folder that exists")
     if not path.exists():
         return ["# Results", ""], [""]
     try:
@@ -299,10 +297,11 @@ def main(argv=None):
         "--write", metavar="FILE", type=file_path, help="make FILE, such as RESULTS.md, instead"
     )
     args = parser.parse_args(argv)
-    return cli.exit_code(parser, lambda: obey(args, Path(args.out)))
+    return cli.exit_code(parser, lambda: obey(args))
 
 
-def obey(args, out):
+def obey(args):
+    out = Path(args.out)
     found = args.scale or cli.finished_of_scales(TASKS, out, args.seed) or ["paper"]
     scales = sorted(set(found), key=SCALES.index)
     if args.write:

@@ -1321,7 +1321,7 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
             known = target[1:] in map(report.anchor, headings)
             assert known if target[0] == "#" else 1000 < Path(target).stat().st_size < 60_000
         made_up(Sort, "--scale smoke --out results --seed 7")  # another page, of other pictures
-        with mock.patch.object(tables, "draw", return_value="") as drawn:
+        with mock.patch.object(tables, "draw") as drawn:
             reports("--write other.md --out results --scale smoke --seed 7")
         assert "--all fig12 --seed=7" in Path("other.md").read_text()
         stems = [call.args[2].stem for call in drawn.call_args_list]
@@ -1343,7 +1343,7 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
 
 
 def test_the_results_page_is_that_of_the_committed_trials():
-    with workplace() as folder, mock.patch.object(tables, "draw", return_value=""):
+    with workplace() as folder, mock.patch.object(tables, "draw"):
         shutil.copytree(HERE / "results", folder / "results")
         shutil.copy(HERE / "RESULTS.md", folder)
         reports("--write RESULTS.md --out results --scale desk quick")
@@ -1578,7 +1578,8 @@ def test_bench():
     with workplace():
         printed = run(f"{small} s4d-sin-1024 --repeats 2 --json kept.json")[1]
         assert "s4d-sin-1024, batch 5  plain" in printed and "aten::mm" in run(f"{small} --profile")[1]
-        for flag in ("--precision bf16", "--no-such-flag", "--seed 0-1", "--hidden 999999999"):
+        wrong = "--precision bf16", "--no-such-flag", "--seed 0-1", "--hidden 999999999", "--json nowhere/x"
+        for flag in wrong:
             code, _, err = run(f"{small} --json kept.json {flag}")
             assert code == 2 and err.count("\n") == 1, (flag, err)
         assert (0, printed) == run("--show kept.json")[:2], "what was measured before is kept"

@@ -405,7 +405,8 @@ def against_number(claim, subject):
 
 def claims_of(task, figure, scale):
     """The rows about a figure at a scale."""
-    return [claim for claim in task.claims if claim.figure == figure and scale in (claim.scales or [scale])]
+    about = [claim for claim in task.claims if claim.figure == figure]
+    return [claim for claim in about if not claim.scales or scale in claim.scales]
 
 
 def judge_all(rows, outcomes):

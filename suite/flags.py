@@ -99,7 +99,11 @@ def one_line(text):
 
 
 def file_path(text):
-    return Path(one_line(text))
+    """A file's, to be read or written."""
+    path = Path(one_line(text))
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file in a folder that exists")
+    return path
 
 
 def folder(text):
