@@ -608,19 +608,45 @@ def test_a_model_and_an_encoding_of_ones_own():
     suite.flags.declare.cache_clear()
 
 
-def test_what_a_task_says_wrongly_of_its_episodes_is_refused():
-    class Reads(Reverse):  # the integers again, where it says that it reads commands
-        def episode(self, rows):
-            return super().episode(rows)._replace(inputs=torch.cat([rows, rows], 1))
+def test_what_a_task_says_wrongly_of_its_data_is_refused():
+    def of(**changes):
+        """A task whose episodes have these fields, functions of what they are."""
 
-    class Longer(Reverse):
-        def episode(self, rows):
-            episode = super().episode(rows)
-            return episode._replace(inputs=F.pad(episode.inputs, (1, 0)))
+        class Wrong(Reverse):
+            def episode(self, rows):
+                episode = super().episode(rows)
+                return episode._replace(**{k: change(getattr(episode, k)) for k, change in changes.items()})
 
+        return Wrong
+
+    class Rare(Sort):  # two rows in three have no integer but 0, which its mass() does not know
+        def draw(self, k, shape):
+            rows = super().draw(k, shape)
+            return rows * (common.uniform_integers(common.mix(k), (*shape, 1), 3) == 0)
+
+    class Random(Reverse):
+        def draw(self, k, shape):
+            return torch.randint(self.vocab, (*shape, self.length))
+
+    late = torch.ones(8, 8, dtype=torch.bool)
+    late[0, 0] = False
+    cases = {
+        "last commands=8 steps": of(inputs=lambda x: torch.cat([x[:, :8], x[:, :8]], 1)),
+        "last commands=17": of(commands=lambda n: 17),
+        "last commands=-1": of(commands=lambda n: -1),
+        "has 17 steps, but its positions() 16": of(inputs=lambda x: F.pad(x, (1, 0))),
+        "reads other integers than 0 to K = 8": of(inputs=lambda x: torch.where(x < 8, x - 1, x)),
+        "answers (8, 7) steps": of(steps=lambda x: slice(9, 16)),
+        "(8, 8), torch.int32": of(targets=lambda x: x.int()),
+        "other targets than 0 to K - 1 = 7": of(targets=lambda x: x + 1),
+        "0 before a row's last answer": of(weight=lambda x: late),
+        "of the rows that sort draws are held out": Rare,
+        "draw does not depend on its key alone": Random,
+    }
     with workplace():
-        for wrong, said in ((Reads, "commands=8"), (Longer, "has 17 steps, but its positions() 16")):
+        for said, wrong in cases.items():
             refuses(said, SMOKE, wrong)
+    Reads = of()
     with mock.patch.object(Reads, "scales", {"paper": dict(lenght=3)}), workplace():
         refuses("set lenght: there is no such flag", "", Reads)
 

@@ -176,25 +176,42 @@ class Task:
         return common.distinct_rows(self.draw, count, self.seed, common.HELD_OUT, device=device)
 
     def build(self, device):
-        """Whatever takes time or memory."""
+        """Whatever takes time or memory. A task that says of its data what they are not is refused."""
         rows = self.test_rows(device)
-        self.held_out = common.HeldOut(rows, self.mass(rows))
+        mass = self.mass(rows)
+        self.held_out = common.HeldOut(rows, mass)
         k = common.key(self.seed, common.TRAINING, 0, device=device)  # training starts at iteration 1
         candidates = self.draw(k, (1024,))
-        self.spare = candidates[~self.held_out.contains(candidates)][0]  # half of them at most are held out
+        if not torch.equal(candidates, self.draw(k, (1024,))):
+            raise Refused(f"{self.name}'s draw does not depend on its key alone: the same gave other rows")
+        held_out = self.held_out.contains(candidates)
+        if (share := held_out.double().mean().item()) > mass + 0.1:  # the chance of so many is below 1e-9
+            what = f"{share:.0%} of the rows that {self.name} draws are held out, by its mass() {mass:.1%}"
+            raise Refused(f"{what}: mend mass(), or exist() and draw()")
+        self.spare = candidates[~held_out][0]
         self.check_episode(self.training_episode(1))
 
     def check_episode(self, episode):
-        """Raise Refused where a task says of its episodes what they are not: engines rely on it."""
-        steps, last = episode.inputs.shape[1], episode.commands
-        if steps != self.positions():
-            raise Refused(
-                f"an episode of {self.name} has {steps} steps, but its positions() {self.positions()}"
-            )
-        if (episode.inputs[:, steps - last :] != self.vocab).any():
-            raise Refused(
-                f"an episode of {self.name} reads more than commands in its last commands={last} steps"
-            )
+        """Raise Refused where an episode is not what models, engines and metrics rely on."""
+        inputs, targets, steps, weight, last = episode
+        time = inputs.shape[1]
+        answered = (len(inputs), len(range(time)[steps])) if isinstance(steps, slice) else tuple(steps.shape)
+        shape = tuple(targets.shape)
+        wrong = None
+        if time != self.positions():
+            wrong = f"has {time} steps, but its positions() {self.positions()}"
+        elif not 0 <= last <= time or (inputs[:, time - last :] != self.vocab).any():
+            wrong = f"reads more than commands in its last commands={last} steps"
+        elif inputs.min() < 0 or inputs.max() > self.vocab:
+            wrong = f"reads other integers than 0 to K = {self.vocab}, the command"
+        elif shape != answered or targets.dtype != torch.int64:
+            wrong = f"answers {answered} steps, but its targets are {shape}, {targets.dtype}"
+        elif targets.min() < 0 or targets.max() >= self.vocab:
+            wrong = f"has other targets than 0 to K - 1 = {self.vocab - 1}, what a model can answer"
+        elif weight is not None and (tuple(weight.shape) != shape or (weight.long().diff() > 0).any()):
+            wrong = "has a weight that is not of its targets' shape, or 0 before a row's last answer"
+        if wrong:
+            raise Refused(f"an episode of {self.name} {wrong}")
 
     def training_rows(self, i):
         """(B, W) integers: for every row candidates are drawn, and the first allowed one is taken."""
