@@ -261,6 +261,8 @@ class Stability(DualFrequency):
         super().check()
         if args.model not in ("gru", "lstm", "s4d"):
             raise Refused(f"the gradients of --model {args.model} are not known (use gru, lstm or s4d)")
+        if not fast.knows(common.LAYERS[args.model], common.ENCODINGS[args.pe]):
+            raise Refused(f"the gradients with --pe {args.pe}, whose join is its own, are not known")
         if args.pairs % len(CONDITIONS):
             raise Refused(f"--pairs {args.pairs} is not a multiple of 4, one part per condition")
         if args.target > self.length:

@@ -605,6 +605,7 @@ def test_a_model_and_an_encoding_of_ones_own():
             ends(0, words)
             assert read_json(task_of(words).folder / "result.json")["engine"] == "torch"
             assert_refused(flags, machine.choose_engine, task_of(f"{flags} --engine fast"), CPU)
+        refuses("with --pe gate, whose join is its own", "--scale smoke --pe gate", Stability)
     suite.flags.declare.cache_clear()
 
 
@@ -854,6 +855,27 @@ def test_killed_at_random_moments_and_raced():
         assert outcome(folder_in(folder)) == wanted
 
 
+def test_what_a_model_draws_at_random_goes_on_after_a_stop():
+    class Dropout(common.LSTM):
+        def forward(self, x, steps):
+            return super().forward(F.dropout(x, 0.5, self.training), steps)
+
+    def stopping(task, i, episode=Reverse.training_episode):
+        if i == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return episode(task, i)
+
+    words = "--scale smoke --device cpu --model drop --out"
+    with mock.patch.dict(common.LAYERS, drop=Dropout), workplace():
+        suite.flags.declare.cache_clear()
+        ends(0, f"{words} whole/runs")
+        with mock.patch.object(Reverse, "training_episode", stopping):
+            ends(trial.STOPPED, f"{words} stopped/runs", "stopped at iteration 10")
+        ends(0, f"{words} stopped/runs", "continuing from last.pt, iteration 10")
+        assert outcome(folder_in("stopped")) == outcome(folder_in("whole"))
+    suite.flags.declare.cache_clear()
+
+
 def test_full_disk_ends_the_trial_and_loses_nothing():
     full = mock.patch.object(os, "fsync", side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with workplace() as folder:
@@ -909,14 +931,31 @@ def test_a_start_that_died_early_leaves_nothing_and_a_resume_says_what_has_chang
             assert command(f"{SMOKE} --snapshot-every 10 --engine torch")[0] == trial.STOPPED
         assert not evaluate.call_args.args[0].training, "a layer like dropout is told that this is a test"
         assert sorted(p.stem for p in folder.rglob("snapshots/*")) == ["000010", "000020"]
-        code, _, err = command(f"{SMOKE} --snapshot-every 7 --engine fast")
+        with mock.patch.object(machine, "code_of", return_value="another"):
+            code, _, err = command(f"{SMOKE} --snapshot-every 7 --engine fast")
         assert code == 0 and "begun with engine torch, now fast: the last bits may differ" in err, err
+        assert "begun with another reverse.py or common.py than now" in err, err
+        ends(0, SMOKE, "is finished, with another reverse.py or common.py than now:")
+        with no_pictures():
+            ends(0, f"{SMOKE} --all fig2 --model lstm --vocab 8 --pe sin", "1 done before (1 with another")
         assert "--snapshot-every stays 10" in err, err
         assert read_json(t.folder / "result.json")["run"]["snapshot_every"] == 10
         (t.folder / "snapshots").rename("elsewhere")
         (t.folder / "snapshots").symlink_to(Path("elsewhere").resolve())
         ends(0, f"{SMOKE} --overwrite")
         assert len(list(Path("elsewhere").iterdir())) == 2
+
+
+def test_the_fingerprint_of_a_trials_code_is_that_of_its_script_and_of_common():
+    with workplace():
+        one, of_common = task_of(SMOKE), mock.patch.object(common, "__file__", "other")
+        Path("other").write_text("x = 1")
+        with of_common:
+            codes = [machine.code_of(one), machine.code_of(task_of(SMOKE, Sort))]
+            Path("other").write_text("x = 2")
+            codes.append(machine.code_of(one))
+        codes += [machine.code_of(one), machine.code_of(task_of(f"{SMOKE} --dual-freq --seed 3"))]
+    assert len(set(codes)) == 4 and codes[-1] == codes[-2], codes
 
 
 def test_a_finished_trial_is_shown_and_a_result_that_cannot_be_read_made_again():
@@ -1024,6 +1063,10 @@ def test_a_commit_is_of_this_repository_not_of_one_around_it():
         Path("suite").mkdir()
         subprocess.run(["git", "init", "-q"], check=True)
         assert machine.version_of_code() == {"commit": None, "dirty": None}
+    for status, dirty in {"": 0, "?? notes.txt": 0, "?? notes.txt\n?? mine.py": 1, " M README.md": 1}.items():
+        said = {"ls-files": "machine.py", "status": status, "rev-parse": "abc"}
+        with mock.patch.object(machine, "git", lambda command, *_, said=said: said[command]):
+            assert machine.version_of_code() == {"commit": "abc", "dirty": bool(dirty)}, status
 
 
 def test_folder_names_hold_what_changes_results():
@@ -2005,6 +2048,9 @@ def test_readme_task_runs():
         code, out, err = process(["echo.py", *small.split(), "--all", "echo"])
         assert code == 0 and "2 of 2 trials finished" in out, err
         assert len(list(Path().glob("runs/echo/lstm-*/seed0/result.json"))) == 2
+        Path("echo.py").rename("backwards.py")
+        code, _, err = process(["backwards.py", "--list"])
+        assert code == 2 and "backwards.py has a task of the name 'echo'" in err, err
 
 
 def test_readme_commands_run():

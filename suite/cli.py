@@ -6,7 +6,18 @@ raise SystemExit(cli.main(Task))      # at the end of a script; Task is a subcla
 from suite import flags, machine, tables
 from suite.flags import Listed
 from suite.progress import Live, duration, say
-from suite.trial import FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED, Stop, Trial, again, other_flags, train
+from suite.trial import (
+    FAILED,
+    NOT_FINITE,
+    RUNNING_ELSEWHERE,
+    STOPPED,
+    Stop,
+    Trial,
+    again,
+    has_other_code,
+    other_flags,
+    train,
+)
 
 import argparse
 import collections
@@ -117,7 +128,10 @@ class Campaign:
         self.stop.jobs = self.running
         kept = [] if self.args.overwrite else self.waiting
         begun = sum((job.task.folder / "last.pt").exists() for job in kept)
-        what = f"{self.done()} done before, {begun} to be continued, {self.at_once} at a time"
+        other = sum(has_other_code(job.task) for job in self.all if job not in self.waiting)
+        with_other = f" ({other} with another script or common.py than now)" if other else ""
+        done = f"{self.done()} done before{with_other}"
+        what = f"{done}, {begun} to be continued, {self.at_once} at a time"
         say(f"{len(self.all)} commands, {what}")
         told = False
         try:
@@ -290,11 +304,13 @@ def run(task, args, given, argv, stop):
 def main(task, argv=None):
     """A script's command line -> its exit code."""
     end_with_parent()
-    argv = sys.argv[1:] if argv is None else argv
     return exit_code(flags.declare(task).parser, lambda: obey(task, argv), task.what_to_lower)
 
 
 def obey(task, argv):
+    if argv is None and (script := Path(inspect.getfile(task))).stem != task.name:
+        raise Refused(f"{script.name} has a task of the name {task.name!r}, whose trials would be mixed up")
+    argv = sys.argv[1:] if argv is None else argv
     args, given = flags.parse(task, argv)
     asked = [f"--{flag}" for flag in ("list", "all", "report") if flag in given]
     if len(asked) > 1:

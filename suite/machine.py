@@ -3,11 +3,13 @@
 from suite import compiling, fast
 
 import contextlib
+import hashlib
 import math
 import os
 import platform
 import resource
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,12 +184,23 @@ def git(*words):
 
 
 def version_of_code():
-    """The commit, and whether a file differs from it; None where this file is not git's, though it may lie
-    inside of another repository."""
+    """The commit, and whether a file differs from it or a script is not in it; None where this file is not
+    git's, though it may lie inside of another repository."""
     if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return {"commit": None, "dirty": None}
-    status = git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": git("rev-parse", "HEAD"), "dirty": status != ""}
+    status = git("status", "--porcelain").splitlines()
+    dirty = any(line.endswith(".py") or not line.startswith("??") for line in status)
+    return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+
+
+def code_of(task):
+    """A fingerprint of the two files that say what a trial is: its script and common.py."""
+    files = [
+        module.__file__
+        for module in (sys.modules[type(task).__module__], common)
+        if "__file__" in vars(module)
+    ]
+    return hashlib.sha256(b"".join(Path(path).read_bytes() for path in files)).hexdigest()[:16]
 
 
 def device_name(device):
@@ -208,6 +221,7 @@ def provenance(task, argv, model, engine, device):
         "run": plumbing,
         "argv": argv,
         **version_of_code(),
+        "code": code_of(task),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

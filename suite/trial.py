@@ -101,6 +101,12 @@ def other_flags(folder, config):
     return None
 
 
+def has_other_code(task):
+    """Whether its result was made with another script or common.py; not of one that does not tell."""
+    result = files.read_usable_json(task.folder / "result.json", "metrics")
+    return bool(result) and result.get("code", code := machine.code_of(task)) != code
+
+
 def refuse_other_flags(folder, config):
     if what := other_flags(folder, config):
         raise Refused(f"{folder} {what} (--overwrite starts anew)")
@@ -195,6 +201,7 @@ class Trial:
             files.clear(folder)
         self.record_origin()
         self.make_step()
+        self.restore_random()
         self.progress.start(self.iteration, self.seconds)
         self.seconds_to_start = time.perf_counter() - begun
 
@@ -210,7 +217,8 @@ class Trial:
     def ends_as_finished(self):
         """Whether there is a result: then it is shown, and the trial ends."""
         if metrics := files.finished_metrics(self.folder):
-            say(f"{self.folder} is finished:")
+            other = f", with another {self.task.name}.py or common.py than now"
+            say(f"{self.folder} is finished{other * has_other_code(self.task)}:")
             self.show(metrics)
             self.end(0)
         return self.code == 0
@@ -241,6 +249,9 @@ class Trial:
         if changed := [f"{name} {old}, now {new}" for name, old, new in pairs if old != new]:
             what = f"begun with {'; '.join(changed)}"
             say(f"{self.folder}: {what}: the last bits may differ", file=sys.stderr)
+        if before.get("code", code := self.origin["code"]) != code:
+            what = f"begun with another {self.task.name}.py or common.py than now"
+            say(f"{self.folder}: {what}: the result may be of neither", file=sys.stderr)
 
     def keep_snapshot_interval(self, run):
         """Of a resumed trial: stability.py wants all snapshots of one interval."""
@@ -354,6 +365,7 @@ class Trial:
         self.checked = 0  # losses and gradients were finite up to here
         # Of loss, accuracy and gradient norm, since the last row of curve.csv
         self.sums, self.rows = torch.zeros(3, dtype=torch.float64, device=self.device), []
+        self.random = None
 
     def tensors(self):
         """What a training step changes."""
@@ -395,17 +407,27 @@ class Trial:
         self.optimizer.param_groups[0] |= here  # the checkpoint may come from another kind of device
         self.sums.copy_(saved["sums"])
         self.iteration, self.seconds, self.rows = saved["iteration"], saved["seconds"], saved["rows"]
-        self.checked = self.iteration
+        self.checked, self.random = self.iteration, saved.get("random")
 
     def save(self):
         """last.pt becomes previous.pt."""
         self.check()
         content = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         content |= {name: getattr(self, name) for name in ("iteration", "seconds", "sums", "rows")}
+        content["random"] = [source.get_rng_state() for source in self.generators()]
         previous = None if self.torn else self.folder / "previous.pt"
         files.save_tensors(self.folder / "last.pt", content, keep=previous)
         self.torn = False
         self.write_curve()
+
+    def generators(self):
+        """Of what a model draws as it trains, such as dropout."""
+        return [torch, torch.cuda] if self.device.type == "cuda" else [torch]
+
+    def restore_random(self):
+        """When the step is made, whose rehearsals draw too."""
+        for source, state in zip(self.generators(), self.random or []):
+            source.set_rng_state(state.cpu())
 
     def snapshot(self):
         self.check()
