@@ -55,11 +55,15 @@ class Figure:
         """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
         if self.curves:
             return [(panel, self.y, line, points) for panel, line, points in self.curves(outcome)]
-        flags = outcome.flags
-        panel, line, x = name_of(flags.get("model", "")), flags["pe"], flags[self.x]
+        panel, line, x = self.place(outcome.flags)
+        return [(panel, name, line, {x: metric(outcome)}) for name, metric in self.metrics.items()]
+
+    def place(self, flags):
+        """Where trials with these flags are drawn, without `curves`: (panel, line, x)."""
+        x = flags[self.x]
         if self.x == "pe" and flags.get("amplitude") is not None:
             x = f"{x}, length {flags['amplitude']:g}"
-        return [(panel, name, line, {x: metric(outcome)}) for name, metric in self.metrics.items()]
+        return name_of(flags.get("model", "")), flags["pe"], x
 
 
 @dataclass(frozen=True)
@@ -264,6 +268,9 @@ class Claim:
     primary: bool = False  # one of the few that are corrected for being several
     scales: tuple = ()  # made at these alone, or at all; an absolute number is claimed at paper scale only
 
+    def is_made_at(self, scale):
+        return not self.scales or scale in self.scales
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -358,7 +365,9 @@ def compare(claim, subject):
         for side, flags in zip(sides, (claim.higher, claim.lower)):
             samples.append(subject.where(**flags | claim.over))
             side.append(samples[-1].values(claim.metric))
-    if {len(sample.cells()) for sample in samples} != {1} or (same and claim.than is None):
+    if any(len(sample.cells()) > 1 for sample in samples):
+        return None, "more than one cell has these flags: say which by where or per"
+    if not all(sample.cells() for sample in samples) or (same and claim.than is None):
         return None, "the grid has nothing to compare"
     fewest = [min(map(len, side)) for side in sides]
     if min(fewest) < ENOUGH:
@@ -405,8 +414,7 @@ def against_number(claim, subject):
 
 def claims_of(task, figure, scale):
     """The rows about a figure at a scale."""
-    about = [claim for claim in task.claims if claim.figure == figure]
-    return [claim for claim in about if not claim.scales or scale in claim.scales]
+    return [claim for claim in task.claims if claim.figure == figure and claim.is_made_at(scale)]
 
 
 def judge_all(rows, outcomes):
@@ -435,7 +443,13 @@ def correct(verdicts, family):
 
 def metric(name):
     """The number of this name among a trial's metrics."""
-    return lambda outcome: outcome.metrics[name]
+
+    def of(outcome):
+        if name not in outcome.metrics:
+            raise ValueError(f"its metrics have no {name!r}, but {', '.join(outcome.metrics)}")
+        return outcome.metrics[name]
+
+    return of
 
 
 accuracy, distance = metric("token_accuracy"), metric("damerau_levenshtein")

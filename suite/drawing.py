@@ -204,8 +204,9 @@ def draw_panel(axis, figure, panel):
         axis.plot(list(levels), list(levels.values()), ":", color="gray", label="chance: without memory")
     if figure.curves and not side_by_side:
         axis.locator_params(axis="x", nbins=5, integer=True)
-    elif not side_by_side:  # flags double from trial to trial
-        axis.set_xscale("log", base=2)
+    elif not side_by_side:  # flags double from trial to trial, where none is 0
+        if min(xs) > 0:
+            axis.set_xscale("log", base=2)
         axis.set_xticks(xs, map(str, xs))
 
 

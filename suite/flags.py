@@ -12,6 +12,7 @@ A folder's name leaves out what is at its default.
 """
 
 from suite import __version__
+from suite.claims import Outcomes, expand
 from suite.task import BAD_FLAGS, Task
 
 import argparse
@@ -153,7 +154,7 @@ def declare(task):
 
         def flag(name, default, help, **more):
             key = name[2:].replace("-", "_")
-            defaults[key] = value = task.scales["paper"].get(key, default)
+            defaults[key] = value = task.scales.get("paper", {}).get(key, default)
             if changes_results:
                 science.add(key)
             shown = "" if value is None or value is False else f" ({value})"
@@ -183,12 +184,56 @@ def declare(task):
     return Declared(parser, defaults, science)
 
 
-def refuse_unknown(task, defaults):
-    """Refuse what a task's scales or grids set that is no flag: it would have no effect."""
-    rows = [row for grids in task.grids.values() for rows in grids.values() for row in rows]
-    if unknown := set(itertools.chain(*task.scales.values(), *rows)) - defaults.keys():
+@functools.cache
+def refuse_misdeclared(task):
+    """Refuse what a task declares that does not fit together: it would mislead, or be of no effect."""
+    if "paper" not in task.scales:
+        raise Refused(f"{task.name} has no scale 'paper', which holds what differs from the defaults")
+    grids = [(scale, *item) for scale, figures in task.grids.items() for item in figures.items()]
+    flags = set(itertools.chain(*task.scales.values(), *(row for *_, rows in grids for row in rows)))
+    if unknown := flags - declare(task).defaults.keys():
         what = f"set {', '.join(sorted(unknown))}: there is no such flag"
         raise Refused(f"{task.name}'s scales or grids {what}")
+    for scale, name, rows in grids:
+        if what := fault_of_grid(task, scale, name, rows):
+            raise Refused(f"{task.name}'s grid {name!r} at {scale} scale {what}")
+    for claim in task.claims:
+        rows = [rows for scale, name, rows in grids if name == claim.figure and claim.is_made_at(scale)]
+        try:
+            found = any(True for one in rows for _ in expand(claim, Outcomes([(row, None) for row in one])))
+        except KeyError as error:
+            raise Refused(
+                f"{task.name}'s claim {claim.text!r} has {error}, which is not in where or per"
+            ) from None
+        if not found:
+            what = f"is about trials that no grid of {claim.figure!r} has"
+            raise Refused(f"{task.name}'s claim {claim.text!r} {what}")
+
+
+def fault_of_grid(task, scale, name, rows):
+    """What is wrong with it, in words, or None."""
+    if scale not in task.scales or name not in task.figures:
+        return "is of no scale or figure of the task"
+    for flag, value in {item: None for row in rows for item in row.items() if item[1] is not None}:
+        refuse_value(task, flag, value)
+    for flag in {flag for row in rows for flag in row} - declare(task).science:
+        if len({row.get(flag) for row in rows}) > 1:
+            return f"has several values of {flag}, which is declared to change no result"
+    figure, drawn = task.figures[name], {}
+    for row in [] if figure.curves else rows:
+        if lacking := {"pe", figure.x} - row.keys():
+            return f"does not set {min(lacking)}, by which its figure is drawn"
+        cell = {flag: value for flag, value in row.items() if flag != "seed"}
+        other = drawn.setdefault(figure.place(row), cell)
+        if other != cell:
+            differ = [flag for flag in cell if cell[flag] != other.get(flag)]
+            return f"differs in {', '.join(differ)} too, and its picture would draw one mean of them"
+
+
+@functools.cache
+def refuse_value(task, flag, value):
+    """A grid's value that the flag does not take ends as a typed one does."""
+    declare(task).parser.parse_args(as_words(flag, value))
 
 
 def trial_flags(flag):
@@ -261,7 +306,7 @@ def computing_flags(flag):
 def parse(task, argv):
     """-> (args, what was typed). The scale sets defaults; an explicit flag wins."""
     parser, defaults, _ = declare(task)
-    refuse_unknown(task, defaults)
+    refuse_misdeclared(task)
     given = vars(parser.parse_args(argv))
     scale = task.scales[given.get("scale", "paper")]
     return argparse.Namespace(**(defaults | scale | given | task.implied(given))), given
