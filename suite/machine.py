@@ -195,12 +195,10 @@ def version_of_code():
 
 def code_of(task):
     """A fingerprint of the two files that say what a trial is: its script and common.py."""
-    files = [
-        module.__file__
-        for module in (sys.modules[type(task).__module__], common)
-        if "__file__" in vars(module)
-    ]
-    return hashlib.sha256(b"".join(Path(path).read_bytes() for path in files)).hexdigest()[:16]
+    here = getattr(sys.modules[type(task).__module__], "__file__", common.__file__)  # a notebook has none
+    script = Path(here).with_name(f"{task.trials_of or task.name}.py")
+    files = [path for path in (script, Path(common.__file__)) if path.exists()]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def device_name(device):
