@@ -162,7 +162,7 @@ def run(args, more, device, tasks):
         "device": machine.device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "commit": machine.version_of_code()["commit"],
+        "commit": machine.version_of_code(__file__)["commit"],
         "flags": more,
         "repeats": args.repeats,
         "configurations": {},

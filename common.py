@@ -125,7 +125,7 @@ class Episode(NamedTuple):
     inputs: torch.Tensor  # (B, T) integers; K is the command
     targets: torch.Tensor  # (B, M)
     steps: slice | torch.Tensor  # the answered steps: a slice of 0..T-1 shared by all rows, or (B, M)
-    weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0 after a short row's last one
+    weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0 where there is padding
     commands: int = 0  # so many last steps read the command in every row; suite/fast.py relies on it
 
     def rows(self, part):
@@ -547,19 +547,18 @@ def learning_rate(i, peak, warmup, iterations):
 
 
 def sequence_metrics(episode, predictions, losses):
-    """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance.
-
-    Padding does not count; in every row it comes after the answers.
-    """
+    """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance, all without padding."""
     targets, predictions, losses = (x.cpu().numpy() for x in (episode.targets, predictions, losses))
     answered = (
         np.ones(targets.shape, bool) if episode.weight is None else episode.weight.cpu().numpy().astype(bool)
     )
     right, lengths = predictions == targets, answered.sum(1)
+    first = np.argsort(~answered, axis=1, kind="stable")  # the answers of a row, and then its padding
+    said, wanted = (np.take_along_axis(x, first, axis=1) for x in (predictions, targets))
     distance = 0
     for n in np.unique(lengths):
         rows = lengths == n
-        distance += damerau_levenshtein(predictions[rows, :n], targets[rows, :n]).sum()
+        distance += damerau_levenshtein(said[rows, :n], wanted[rows, :n]).sum()
     return {
         "token_accuracy": float(right[answered].mean()),
         "sequence_accuracy": float((right | ~answered).all(1).mean()),

@@ -442,6 +442,9 @@ def test_metrics_by_hand():
     losses = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]])
     metrics = common.sequence_metrics(common.Episode(None, targets, None, weight), predictions, losses)
     assert list(metrics.values()) == [3 / 5, 1 / 2, 3.0, 1 / 2], metrics
+    moved = [x.roll(1, 1) for x in (targets, weight, predictions, losses)]  # the padding comes first
+    again = common.sequence_metrics(common.Episode(None, moved[0], None, moved[1]), *moved[2:])
+    assert again == metrics, again
     logits = torch.randn(3, 2, 7)  # (M, B, K)
     logits[:2, 0, 1:3] = 9.0  # a tie, of a right and a wrong answer
     for counted in (None, weight):
@@ -629,20 +632,25 @@ def test_what_a_task_says_wrongly_of_its_data_is_refused():
         def draw(self, k, shape):
             return torch.randint(self.vocab, (*shape, self.length))
 
-    late = torch.ones(8, 8, dtype=torch.bool)
-    late[0, 0] = False
+    class Same(Reverse):  # the same rows for every key
+        def draw(self, k, shape):
+            return super().draw(common.key(5), shape)
+
     cases = {
         "last commands=8 steps": of(inputs=lambda x: torch.cat([x[:, :8], x[:, :8]], 1)),
         "last commands=17": of(commands=lambda n: 17),
         "last commands=-1": of(commands=lambda n: -1),
         "has 17 steps, but its positions() 16": of(inputs=lambda x: F.pad(x, (1, 0))),
         "reads other integers than 0 to K = 8": of(inputs=lambda x: torch.where(x < 8, x - 1, x)),
+        "than 0 to K = 8, the": of(inputs=lambda x: torch.where(x < 8, x + 9, x)),
         "answers (8, 7) steps": of(steps=lambda x: slice(9, 16)),
         "(8, 8), torch.int32": of(targets=lambda x: x.int()),
         "other targets than 0 to K - 1 = 7": of(targets=lambda x: x + 1),
-        "0 before a row's last answer": of(weight=lambda x: late),
+        "other targets than 0 to K - 1": of(targets=lambda x: x - 1),
+        "a weight of (8, 7)": of(weight=lambda _: torch.ones(8, 7)),
         "of the rows that sort draws are held out": Rare,
-        "draw does not depend on its key alone": Random,
+        "draw does not depend on its key, or not on it alone": Random,
+        "draw does not depend on its key": Same,
     }
     with workplace():
         for said, wrong in cases.items():
@@ -651,32 +659,57 @@ def test_what_a_task_says_wrongly_of_its_data_is_refused():
 
 def test_what_a_task_declares_and_cannot_mean_is_refused():
     helps = dict(figure="mine", text="a claim", metric=claims.accuracy, higher=SIN, lower=NONE, per="vocab")
+    figure = claims.Figure("Mine", claims.ACCURACY, "vocab")
 
-    def mine(claim=(), without="", scale="smoke", **row):
+    def mine(claim=(), without="", scale="smoke", scales=Reverse.scales, **row):
         """A task with a figure of its own, whose claim, or a flag of its grid, is another."""
         row = dict(pe=["none", "sin"], model="lstm", vocab=[8, 16]) | row
         row.pop(without, None)
-        own = dict(scales=Reverse.scales, figures={"mine": claims.Figure("Mine", claims.ACCURACY, "vocab")})
-        own |= dict(grids={scale: {"mine": suite.flags.cross(**row)}}, claims=[Claim(**helps | dict(claim))])
+        own = dict(scales=scales, figures={"mine": figure}, claims=[Claim(**helps | dict(claim))])
+        own["grids"] = {scale: {row.pop("named", "mine"): suite.flags.cross(**row)}}
         return type("Mine", (Reverse,), own)
 
     cases = {
-        "set lenght: there is no such flag": mine(lenght=3),
-        "no scale 'paper'": type("Mine", (Reverse,), dict(scales={"quick": {}})),
+        "sets lenght: there is no such flag": mine(lenght=3),
+        "'paper' sets widht: there is no such flag": mine(scales={"paper": dict(widht=3)}),
+        "no scale 'paper'": mine(scales={"smoke": {}}),
         "'mine' at smok scale is of no scale": mine(scale="smok"),
-        "invalid choice: 'lstmm'": mine(model="lstmm"),
+        "'main' at smoke scale is of no scale": mine(named="main"),
+        "sets model to 'lstmm'": mine(model="lstmm"),
         "is not a whole number": mine(vocab=(8, 16)),
+        "sets vocab to '16'": mine(vocab="16"),
         "has several values of log_every": mine(log_every=[5, 10]),
         "does not set vocab": mine(without="vocab"),
-        "differs in hidden too": mine(hidden=[8, 16]),
-        "about trials that no grid of 'mine' has": mine(dict(where=dict(model="LSTM"))),
-        "about trials that no grid of 'mime' has": mine(dict(figure="mime")),
-        "has 'K', which is not in where or per": mine(dict(text="at {K}")),
+        "does not set pe": mine(without="pe"),
+        "no grid of 'mine' has such trials": mine(dict(where=dict(model="LSTM"))),
+        "no grid of 'mime' has such trials": mine(dict(figure="mime")),
+        "no grid of 'mine' has such": mine(dict(scales=("quick",))),
+        "more than one cell has these flags": mine(dict(per="model")),
+        "are not the grid's: KeyError('K')": mine(dict(text="at {K}")),
     }
     with workplace():
-        assert ends(0, "--scale smoke --list mine", task=mine()).count("\n") == 4
+        words = "--scale smoke --list mine"
+        for flag, values in dict(hidden=[8, 16], precision=["fp32", "bf16"]).items():
+            more = mine(dict(where={flag: values[0]}), **{flag: values})
+            assert [ends(0, words, task=one).count("\n") for one in (mine(), more)] == [4, 8]
+        theirs = dict(grids=mine().grids, figures={"mine": figure}, trials_of="reverse")  # and no claims
+        assert "--vocab 16" in ends(0, words, task=type("Mine", (Reverse,), theirs))
         for said, wrong in cases.items():
-            refuses(said, "--scale smoke", wrong)
+            refuses(said, words, wrong)
+
+
+def test_cells_that_would_be_one_point_of_a_picture_are_lines():
+    rows = [
+        flags | {"model": "lstm", "lr": lr}
+        for flags, _ in none_and_sin([0, 0], [0, 0], vocab=8)
+        for lr in (1, 2)
+    ]
+    outcomes = Outcomes([(row, Outcome(row, {"token_accuracy": 0.5 * row["lr"]})) for row in rows])
+    figure = claims.Figure("Mine", claims.ACCURACY, "vocab")
+    (panel,) = suite.drawing.panels_of(figure, outcomes.where(lr=1))
+    assert panel.lines == {"none": {8: [0.5, 0.5]}, "sin": {8: [0.5, 0.5]}}
+    (panel,) = suite.drawing.panels_of(figure, outcomes)
+    assert panel.lines["sin, lr 1"] == {8: [0.5, 0.5]} and panel.lines["none, lr 2"] == {8: [1.0, 1.0]}
 
 
 def test_engines_agree():
@@ -964,7 +997,10 @@ def test_a_start_that_died_early_leaves_nothing_and_a_resume_says_what_has_chang
         assert "begun with another reverse.py or common.py than now" in err, err
         ends(0, SMOKE, "is finished, with another reverse.py or common.py than now:")
         with no_pictures():
-            ends(0, f"{SMOKE} --all fig2 --model lstm --vocab 8 --pe sin", "1 done before (1 with another")
+            one = f"{SMOKE} --all fig2 --model lstm --vocab 8"
+            ends(0, one, "1 done before (1 with another")
+            files.write_json(result := t.folder / "result.json", read_json(result) | {"code": None})
+            ends(0, one, "2 done before, 0")
         assert "--snapshot-every stays 10" in err, err
         assert read_json(t.folder / "result.json")["run"]["snapshot_every"] == 10
         (t.folder / "snapshots").rename("elsewhere")
@@ -1080,18 +1116,26 @@ def test_other_flags_are_refused():
         ends(0, SMOKE)
 
 
-def test_a_commit_is_of_this_repository_not_of_one_around_it():
+def test_a_commit_is_of_this_repository_not_of_one_around_it_and_has_the_script():
     if not shutil.which("git"):
         raise Skip("no git")
-    assert bool(machine.version_of_code()["commit"]) == (HERE / ".git").exists()
+    assert bool(machine.version_of_code(reverse.__file__)["commit"]) == (HERE / ".git").exists()
     with workplace() as folder, mock.patch.object(machine, "__file__", str(folder / "suite" / "machine.py")):
         Path("suite").mkdir()
-        subprocess.run(["git", "init", "-q"], check=True)
-        assert machine.version_of_code() == {"commit": None, "dirty": None}
-    for status, dirty in {"": 0, "?? notes.txt": 0, "?? notes.txt\n?? mine.py": 1, " M README.md": 1}.items():
-        said = {"ls-files": "machine.py", "status": status, "rev-parse": "abc"}
-        with mock.patch.object(machine, "git", lambda command, *_, said=said: said[command]):
-            assert machine.version_of_code() == {"commit": "abc", "dirty": bool(dirty)}, status
+        run = lambda *words: subprocess.run(
+            ["git", "-c", "user.name=x", "-c", "user.email=x", *words], check=True
+        )
+        run("init", "-q")
+        assert machine.version_of_code("mine.py") == {"commit": None, "dirty": None}
+        dirty = []
+        for path in ("suite/machine.py", "mine.py", "mine.py"):
+            Path(path).write_text(f"{len(dirty)}")
+            dirty.append(bool(dirty) and machine.version_of_code("mine.py")["dirty"])
+            run("add", path)
+            run("commit", "-qm", "x")
+        Path("notes.py").touch()
+        dirty.append(machine.version_of_code("mine.py")["dirty"])
+        assert dirty == [False, True, True, False], "not in the commit; changed; all is in the commit"
 
 
 def test_folder_names_hold_what_changes_results():
@@ -2080,9 +2124,9 @@ def test_readme_task_runs():
         code, out, err = process(["echo.py", *small.split(), "--all", "echo"])
         assert code == 0 and "2 of 2 trials finished" in out, err
         assert len(list(Path().glob("runs/echo/lstm-*/seed0/result.json"))) == 2
-        Path("echo.py").rename("backwards.py")
+        shutil.copy("echo.py", "backwards.py")
         code, _, err = process(["backwards.py", "--list"])
-        assert code == 2 and "backwards.py has a task of the name 'echo'" in err, err
+        assert code == 2 and "would be taken for echo.py's" in err, err
 
 
 def test_readme_commands_run():

@@ -310,7 +310,7 @@ def expand(claim, outcomes):
     for value in dict.fromkeys(flags.get(claim.per) for flags, _ in outcomes.where(**claim.where).trials):
         where = claim.where | ({claim.per: value} if claim.per else {})
         if all(outcomes.where(**where).where(**side).trials for side in sides):
-            words = {k: name_of(v) if k == "model" else v for k, v in where.items()}
+            words = {k: name_of(v or "") if k == "model" else v for k, v in where.items()}
             yield replace(claim, text=claim.text.format(**words), where=where, per="")
 
 

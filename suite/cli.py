@@ -308,9 +308,11 @@ def main(task, argv=None):
 
 
 def obey(task, argv):
-    if argv is None and (script := Path(inspect.getfile(task))).stem != task.name:
-        raise Refused(f"{script.name} has a task of the name {task.name!r}, whose trials would be mixed up")
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv, own = sys.argv[1:], Path(sys.argv[0])
+        if (other := own.with_name(f"{task.name}.py")) != own and other.exists():
+            what = f"{own.name} has a task of the name {task.name!r}"
+            raise Refused(f"{what}, whose trials would be taken for {other.name}'s")
     args, given = flags.parse(task, argv)
     asked = [f"--{flag}" for flag in ("list", "all", "report") if flag in given]
     if len(asked) > 1:

@@ -88,9 +88,10 @@ class Panel:
 
 def panels_of(figure, outcomes):
     """-> [Panel]"""
-    panels = {}
+    panels, more = {}, flags_not_drawn(figure, outcomes)
     for outcome in outcomes.finished():
         for title, y, line, points in figure.lines(outcome):
+            line = ", ".join([line, *(f"{flag} {outcome.flags.get(flag)}" for flag in more)])
             panel = panels.setdefault((title, y), Panel(title, y))
             panel.vocabs |= {outcome.config.get("vocab", outcome.flags.get("vocab"))} - {None}
             panel.lengths |= {outcome.config.get("length")} - {None}
@@ -98,6 +99,15 @@ def panels_of(figure, outcomes):
             for x, value in points.items():
                 drawn.setdefault(x, []).append(value)
     return list(panels.values())
+
+
+def flags_not_drawn(figure, outcomes):
+    """Those by which cells differ that would be one point of a line, and its mean: they become lines."""
+    places, more = {}, {}
+    for cell in [] if figure.curves else map(dict, outcomes.cells()):
+        other = places.setdefault(figure.place(cell), cell)
+        more |= {flag: None for flag in cell | other if cell.get(flag) != other.get(flag)}
+    return list(more)
 
 
 def title(figure, panel, lengths):

@@ -12,7 +12,7 @@ A folder's name leaves out what is at its default.
 """
 
 from suite import __version__
-from suite.claims import Outcomes, expand
+from suite.claims import Outcomes, judge_all
 from suite.task import BAD_FLAGS, Task
 
 import argparse
@@ -139,6 +139,7 @@ class Declared(NamedTuple):
     parser: Parser  # it returns what was typed and nothing else: `parse` adds the defaults
     defaults: dict  # every flag's, at paper scale
     science: set  # the names of those that change a result
+    kinds: dict  # of each its type or choices, as argparse is told
 
 
 @functools.cache
@@ -146,7 +147,7 @@ def declare(task):
     about = dict(description=sys.modules[task.__module__].__doc__, allow_abbrev=False)
     parser = Parser(f"{task.name}.py", formatter_class=argparse.RawDescriptionHelpFormatter, **about)
     parser.add_argument("--version", action="version", version=__version__)
-    defaults, science = {}, set()
+    defaults, science, kinds = {}, set(), {}
 
     def group(title, changes_results):
         """A function that declares a flag; --help shows the groups in this order."""
@@ -162,6 +163,7 @@ def declare(task):
                 more["type"] = one_line
             if more.get("type") in METAVARS:
                 more.setdefault("metavar", METAVARS[more["type"]])
+            kinds[key] = more
             into.add_argument(name, default=argparse.SUPPRESS, help=help + shown, **more)
 
         return flag
@@ -181,59 +183,32 @@ def declare(task):
     model_flags(unless_without(group("more of the model (these change the result)", True)))
     training_flags(unless_without(group("more of the training (these change the result)", True)))
     computing_flags(unless_without(group("how it is computed (no other result, but for bf16)", False)))
-    return Declared(parser, defaults, science)
+    return Declared(parser, defaults, science, kinds)
 
 
-@functools.cache
-def refuse_misdeclared(task):
-    """Refuse what a task declares that does not fit together: it would mislead, or be of no effect."""
+def refuse_wrong_scales(task):
     if "paper" not in task.scales:
         raise Refused(f"{task.name} has no scale 'paper', which holds what differs from the defaults")
-    grids = [(scale, *item) for scale, figures in task.grids.items() for item in figures.items()]
-    flags = set(itertools.chain(*task.scales.values(), *(row for *_, rows in grids for row in rows)))
-    if unknown := flags - declare(task).defaults.keys():
-        what = f"set {', '.join(sorted(unknown))}: there is no such flag"
-        raise Refused(f"{task.name}'s scales or grids {what}")
-    for scale, name, rows in grids:
-        if what := fault_of_grid(task, scale, name, rows):
-            raise Refused(f"{task.name}'s grid {name!r} at {scale} scale {what}")
-    for claim in task.claims:
-        rows = [rows for scale, name, rows in grids if name == claim.figure and claim.is_made_at(scale)]
+    for name, values in task.scales.items():
+        if what := fault_of_values(task, values):
+            raise Refused(f"{task.name}'s scale {name!r} {what}")
+
+
+def fault_of_values(task, values):
+    """What is wrong with {flag: value}, in words, or None. A value is to be what is read when it is typed."""
+    kinds = declare(task).kinds
+    for flag, value in values.items():
+        if flag not in kinds:
+            return f"sets {flag}: there is no such flag"
+        if value is None or value is False:  # left at its default
+            continue
+        read = kinds[flag].get("type", type(value))
         try:
-            found = any(True for one in rows for _ in expand(claim, Outcomes([(row, None) for row in one])))
-        except KeyError as error:
-            raise Refused(
-                f"{task.name}'s claim {claim.text!r} has {error}, which is not in where or per"
-            ) from None
-        if not found:
-            what = f"is about trials that no grid of {claim.figure!r} has"
-            raise Refused(f"{task.name}'s claim {claim.text!r} {what}")
-
-
-def fault_of_grid(task, scale, name, rows):
-    """What is wrong with it, in words, or None."""
-    if scale not in task.scales or name not in task.figures:
-        return "is of no scale or figure of the task"
-    for flag, value in {item: None for row in rows for item in row.items() if item[1] is not None}:
-        refuse_value(task, flag, value)
-    for flag in {flag for row in rows for flag in row} - declare(task).science:
-        if len({row.get(flag) for row in rows}) > 1:
-            return f"has several values of {flag}, which is declared to change no result"
-    figure, drawn = task.figures[name], {}
-    for row in [] if figure.curves else rows:
-        if lacking := {"pe", figure.x} - row.keys():
-            return f"does not set {min(lacking)}, by which its figure is drawn"
-        cell = {flag: value for flag, value in row.items() if flag != "seed"}
-        other = drawn.setdefault(figure.place(row), cell)
-        if other != cell:
-            differ = [flag for flag in cell if cell[flag] != other.get(flag)]
-            return f"differs in {', '.join(differ)} too, and its picture would draw one mean of them"
-
-
-@functools.cache
-def refuse_value(task, flag, value):
-    """A grid's value that the flag does not take ends as a typed one does."""
-    declare(task).parser.parse_args(as_words(flag, value))
+            typed = read(str(value))
+        except argparse.ArgumentTypeError as error:
+            return f"sets {flag}: {error}"
+        if typed != value or value not in kinds[flag].get("choices", [value]):
+            return f"sets {flag} to {value!r}, which is none of its values"
 
 
 def trial_flags(flag):
@@ -305,8 +280,8 @@ def computing_flags(flag):
 
 def parse(task, argv):
     """-> (args, what was typed). The scale sets defaults; an explicit flag wins."""
-    parser, defaults, _ = declare(task)
-    refuse_misdeclared(task)
+    parser, defaults, *_ = declare(task)
+    refuse_wrong_scales(task)
     given = vars(parser.parse_args(argv))
     scale = task.scales[given.get("scale", "paper")]
     return argparse.Namespace(**(defaults | scale | given | task.implied(given))), given
@@ -325,7 +300,7 @@ def complete(task, args):
     Its folder is OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, its `config`
     the flags that change the result; of the precisions, bf16 alone does so beyond rounding.
     """
-    _, defaults, science = declare(task)
+    _, defaults, science, _ = declare(task)
     args = argparse.Namespace(**vars(args))
     task = task.variant(args)
     usual = defaults | {"warmup": min(1000, args.iterations // 10), "snapshot_every": 0} | task.defaults(args)
@@ -365,9 +340,9 @@ def flag_in_folder(flag, value):
 
 
 def as_words(flag, value):
-    """A flag on a command line; a value of True stands for the bare flag."""
+    """A flag on a command line; a value of True stands for the bare flag, one of False for none."""
     name = f"--{flag.replace('_', '-')}"
-    return [name] if value is True else [name, str(value)]
+    return [] if value is False else [name] if value is True else [name, str(value)]
 
 
 def command_line(flags):
@@ -396,8 +371,43 @@ def choices(given):
 NOT_CARRIED = {"list", "all", "report", "jobs"}
 
 
+@functools.cache
+def refuse_wrong_grids(task):
+    """Refuse grids and claims that do not fit the task: they would mislead, or be of no effect."""
+    grids = [(scale, *item) for scale, figures in task.grids.items() for item in figures.items()]
+    for scale, name, rows in grids:
+        if what := fault_of_grid(task, scale, name, rows):
+            raise Refused(f"{task.name}'s grid {name!r} at {scale} scale {what}")
+    for claim in vars(task).get("claims", ()):  # not of those that are another task's
+        rows = [rows for scale, name, rows in grids if name == claim.figure and claim.is_made_at(scale)]
+        try:
+            outcomes = [Outcomes([(row, None) for row in one]) for one in rows]
+            whys = [verdict.why for one in outcomes for verdict in judge_all([claim], one)]
+        except (KeyError, IndexError, ValueError) as error:
+            whys = [f"its words or flags are not the grid's: {error!r}"]
+        if not any(why.startswith("n = 0") for why in whys):  # all is there but the trials
+            what = whys[0] if whys else f"no grid of {claim.figure!r} has such trials"
+            raise Refused(f"{task.name}'s claim {claim.text!r}: {what}")
+
+
+def fault_of_grid(task, scale, name, rows):
+    """What is wrong with it, in words, or None."""
+    if scale not in task.scales or name not in task.figures:
+        return "is of no scale or figure of the task"
+    science, own = declare(task).science | {"precision"}, {}
+    for row in rows:
+        if what := fault_of_values(task, row):
+            return what
+        if not task.figures[name].curves and (lacking := {"pe", task.figures[name].x} - row.keys()):
+            return f"does not set {min(lacking)}, by which its figure is drawn"
+        other = own.setdefault(frozenset(item for item in row.items() if item[0] in science), row)
+        if differ := [flag for flag in row if row[flag] != other.get(flag)]:
+            return f"has several values of {differ[0]}, which is declared to change no result"
+
+
 def figure_grids(task, scale, figure=""):
     """{figure: its rows} of a scale; it must have the figure that is named."""
+    refuse_wrong_grids(task)
     grids = task.grids.get(scale, {})
     if figure and figure not in grids:
         scales = [name for name, others in task.grids.items() if figure in others]

@@ -183,21 +183,25 @@ def git(*words):
         return None
 
 
-def version_of_code():
-    """The commit, and whether a file differs from it or a script is not in it; None where this file is not
+def version_of_code(script):
+    """The commit, and whether it lacks the script or a file differs from it; None where this file is not
     git's, though it may lie inside of another repository."""
-    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+    tracked = lambda path: git("ls-files", "--error-unmatch", str(Path(path).resolve())) is not None
+    if not tracked(__file__):
         return {"commit": None, "dirty": None}
-    status = git("status", "--porcelain").splitlines()
-    dirty = any(line.endswith(".py") or not line.startswith("??") for line in status)
-    return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+    changed = git("status", "--porcelain", "--untracked-files=no") != ""
+    return {"commit": git("rev-parse", "HEAD"), "dirty": changed or not tracked(script)}
+
+
+def script_of(task):
+    """The file that says what a trial is, beside common.py."""
+    here = getattr(sys.modules[type(task).__module__], "__file__", common.__file__)  # a notebook has none
+    return Path(here).with_name(f"{task.trials_of or task.name}.py")
 
 
 def code_of(task):
-    """A fingerprint of the two files that say what a trial is: its script and common.py."""
-    here = getattr(sys.modules[type(task).__module__], "__file__", common.__file__)  # a notebook has none
-    script = Path(here).with_name(f"{task.trials_of or task.name}.py")
-    files = [path for path in (script, Path(common.__file__)) if path.exists()]
+    """A fingerprint of these two files."""
+    files = [path for path in (script_of(task), Path(common.__file__)) if path.exists()]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
@@ -218,7 +222,7 @@ def provenance(task, argv, model, engine, device):
         "config": task.config,
         "run": plumbing,
         "argv": argv,
-        **version_of_code(),
+        **version_of_code(script_of(task)),
         "code": code_of(task),
         "torch": torch.__version__,
         "numpy": np.__version__,

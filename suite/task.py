@@ -182,8 +182,9 @@ class Task:
         self.held_out = common.HeldOut(rows, mass)
         k = common.key(self.seed, common.TRAINING, 0, device=device)  # training starts at iteration 1
         candidates = self.draw(k, (1024,))
-        if not torch.equal(candidates, self.draw(k, (1024,))):
-            raise Refused(f"{self.name}'s draw does not depend on its key alone: the same gave other rows")
+        again, others = self.draw(k, (1024,)), self.draw(common.mix(k), (1024,))
+        if not torch.equal(candidates, again) or torch.equal(candidates, others):
+            raise Refused(f"{self.name}'s draw does not depend on its key, or not on it alone")
         held_out = self.held_out.contains(candidates)
         if (share := held_out.double().mean().item()) > mass + 0.1:  # the chance of so many is below 1e-9
             what = f"{share:.0%} of the rows that {self.name} draws are held out, by its mass() {mass:.1%}"
@@ -208,8 +209,8 @@ class Task:
             wrong = f"answers {answered} steps, but its targets are {shape}, {targets.dtype}"
         elif targets.min() < 0 or targets.max() >= self.vocab:
             wrong = f"has other targets than 0 to K - 1 = {self.vocab - 1}, what a model can answer"
-        elif weight is not None and (tuple(weight.shape) != shape or (weight.long().diff() > 0).any()):
-            wrong = "has a weight that is not of its targets' shape, or 0 before a row's last answer"
+        elif weight is not None and tuple(weight.shape) != shape:
+            wrong = f"has targets of shape {shape}, but a weight of {tuple(weight.shape)}"
         if wrong:
             raise Refused(f"an episode of {self.name} {wrong}")
 

@@ -104,7 +104,7 @@ def other_flags(folder, config):
 def has_other_code(task):
     """Whether its result was made with another script or common.py; not of one that does not tell."""
     result = files.read_usable_json(task.folder / "result.json", "metrics")
-    return bool(result) and result.get("code", code := machine.code_of(task)) != code
+    return result is not None and result.get("code") not in (None, machine.code_of(task))
 
 
 def refuse_other_flags(folder, config):
@@ -170,6 +170,7 @@ class Trial:
         # The state, see `initialise`
         self.model = self.optimizer = self.rate = self.sums = None
         self.iteration, self.checked, self.rows = 0, 0, []
+        self.random = None  # states of random generators, of a checkpoint
         self.seconds = 0.0  # spent in training, over all resumes
         self.clock_zero = 0.0  # perf_counter() less these seconds
 
@@ -217,7 +218,7 @@ class Trial:
     def ends_as_finished(self):
         """Whether there is a result: then it is shown, and the trial ends."""
         if metrics := files.finished_metrics(self.folder):
-            other = f", with another {self.task.name}.py or common.py than now"
+            other = f", with another {machine.script_of(self.task).name} or common.py than now"
             say(f"{self.folder} is finished{other * has_other_code(self.task)}:")
             self.show(metrics)
             self.end(0)
@@ -249,9 +250,9 @@ class Trial:
         if changed := [f"{name} {old}, now {new}" for name, old, new in pairs if old != new]:
             what = f"begun with {'; '.join(changed)}"
             say(f"{self.folder}: {what}: the last bits may differ", file=sys.stderr)
-        if before.get("code", code := self.origin["code"]) != code:
-            what = f"begun with another {self.task.name}.py or common.py than now"
-            say(f"{self.folder}: {what}: the result may be of neither", file=sys.stderr)
+        if before.get("code") not in (None, self.origin["code"]):
+            what = f"begun with another {machine.script_of(self.task).name} or common.py than now"
+            say(f"{self.folder}: {what}: if they train otherwise, the end is neither's", file=sys.stderr)
 
     def keep_snapshot_interval(self, run):
         """Of a resumed trial: stability.py wants all snapshots of one interval."""
@@ -365,7 +366,6 @@ class Trial:
         self.checked = 0  # losses and gradients were finite up to here
         # Of loss, accuracy and gradient norm, since the last row of curve.csv
         self.sums, self.rows = torch.zeros(3, dtype=torch.float64, device=self.device), []
-        self.random = None
 
     def tensors(self):
         """What a training step changes."""
