@@ -421,7 +421,7 @@ class Trial:
         self.write_curve()
 
     def generators(self):
-        """Of what a model draws as it trains, such as dropout."""
+        """Of what a model draws as it trains, such as dropout. Seeds side by side share them."""
         return [torch, torch.cuda] if self.device.type == "cuda" else [torch]
 
     def restore_random(self):
