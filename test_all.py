@@ -2127,6 +2127,9 @@ def test_readme_task_runs():
         shutil.copy("echo.py", "backwards.py")
         code, _, err = process(["backwards.py", "--list"])
         assert code == 2 and "would be taken for echo.py's" in err, err
+        Path("alias.py").symlink_to("echo.py")
+        imported = ["-c", "import echo; raise SystemExit(echo.cli.main(echo.Echo))"]
+        assert [process([*words, "--list"])[0] for words in (["alias.py"], imported)] == [0, 0]
 
 
 def test_readme_commands_run():

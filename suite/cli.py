@@ -309,8 +309,9 @@ def main(task, argv=None):
 
 def obey(task, argv):
     if argv is None:
-        argv, own = sys.argv[1:], Path(sys.argv[0])
-        if (other := own.with_name(f"{task.name}.py")) != own and other.exists():
+        argv, own = sys.argv[1:], Path(sys.argv[0]).resolve()
+        other = own.with_name(f"{task.name}.py")
+        if own.suffix == ".py" and own != other and other.exists():
             what = f"{own.name} has a task of the name {task.name!r}"
             raise Refused(f"{what}, whose trials would be taken for {other.name}'s")
     args, given = flags.parse(task, argv)
