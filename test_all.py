@@ -1338,9 +1338,9 @@ def test_verdicts():
     cells += none_and_sin([0.1, 0.2, 0.3], [], vocab=32) + none_and_sin([0.1] * 3, [], vocab=16)
     word, numbers = judged(cells, higher=NONE | dict(vocab=min), lower=NONE | dict(vocab=max))
     assert (word, numbers[0], numbers[2]) == (YES, 0.6, 0.2) and judged(cells)[0] == TOO_FEW
-    several, none_there = Claim("f", "", claims.metric("a"), SIN, NONE), unittest.TestCase().assertRaisesRegex
+    several, raises = Claim("f", "", claims.metric("a"), SIN, NONE), unittest.TestCase().assertRaisesRegex
     assert "more than one cell" in claims.judge(several, Outcomes(cells)).why
-    none_there(ValueError, "no 'c', but a, b", claims.metric("c"), cells[0][1])
+    raises(ValueError, "no 'c', but a, b", claims.metric("c"), cells[0][1])
     # A gain is over none and over the control that has run; corrected, a verdict may lose its support.
     (claim,) = claims.gains("f", "it helps", SIN, claims.metric("a"), primary=True)
     for control, a, word in (("dup", 0.4, YES), ("constant", 0.6, UNDECIDED), ("constant", 0.7, NO)):

@@ -3,7 +3,7 @@
 raise SystemExit(cli.main(Task))      # at the end of a script; Task is a subclass of suite.task.Task
 """
 
-from suite import flags, machine, tables
+from suite import files, flags, machine, tables
 from suite.flags import Listed
 from suite.progress import Live, duration, say
 from suite.trial import (
@@ -14,7 +14,7 @@ from suite.trial import (
     Stop,
     Trial,
     again,
-    has_other_code,
+    other_code,
     other_flags,
     train,
 )
@@ -69,6 +69,10 @@ class Job:
         """Whether nothing is left to do. A trial of other flags is not: its process will say so."""
         task = self.task
         return task.result() and not other_flags(task.folder, task.config) and not task.args.overwrite
+
+    def has_other_code(self):
+        result = files.read_usable_json(self.task.folder / "result.json", "metrics")
+        return other_code(self.task, result) is not None
 
     def start(self, at_once, cuda):
         """Start the process, and threads that read what it prints. On a CPU the processes share the cores."""
@@ -128,7 +132,7 @@ class Campaign:
         self.stop.jobs = self.running
         kept = [] if self.args.overwrite else self.waiting
         begun = sum((job.task.folder / "last.pt").exists() for job in kept)
-        other = sum(has_other_code(job.task) for job in self.all if job not in self.waiting)
+        other = sum(job.has_other_code() for job in self.all if job not in self.waiting)
         with_other = f" ({other} with another script or common.py than now)" if other else ""
         done = f"{self.done()} done before{with_other}"
         what = f"{done}, {begun} to be continued, {self.at_once} at a time"

@@ -300,7 +300,7 @@ def complete(task, args):
     Its folder is OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, its `config`
     the flags that change the result; of the precisions, bf16 alone does so beyond rounding.
     """
-    _, defaults, science, _ = declare(task)
+    defaults, science = declare(task).defaults, declare(task).science
     args = argparse.Namespace(**vars(args))
     task = task.variant(args)
     usual = defaults | {"warmup": min(1000, args.iterations // 10), "snapshot_every": 0} | task.defaults(args)

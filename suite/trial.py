@@ -101,10 +101,11 @@ def other_flags(folder, config):
     return None
 
 
-def has_other_code(task):
-    """Whether its result was made with another script or common.py; not of one that does not tell."""
-    result = files.read_usable_json(task.folder / "result.json", "metrics")
-    return result is not None and result.get("code") not in (None, machine.code_of(task))
+def other_code(task, content):
+    """In words, where the content of a trial's file is of another script or common.py; None of one that
+    does not tell."""
+    if content and content.get("code") not in (None, machine.code_of(task)):
+        return f"with another {machine.script_of(task).name} or common.py than now"
 
 
 def refuse_other_flags(folder, config):
@@ -217,10 +218,11 @@ class Trial:
 
     def ends_as_finished(self):
         """Whether there is a result: then it is shown, and the trial ends."""
-        if metrics := files.finished_metrics(self.folder):
-            other = f", with another {machine.script_of(self.task).name} or common.py than now"
-            say(f"{self.folder} is finished{other * has_other_code(self.task)}:")
-            self.show(metrics)
+        result = files.read_usable_json(self.folder / "result.json", "metrics")
+        if result and result["metrics"]:
+            other = other_code(self.task, result)
+            say(f"{self.folder} is finished{f', {other}' if other else ''}:")
+            self.show(result["metrics"])
             self.end(0)
         return self.code == 0
 
@@ -250,9 +252,11 @@ class Trial:
         if changed := [f"{name} {old}, now {new}" for name, old, new in pairs if old != new]:
             what = f"begun with {'; '.join(changed)}"
             say(f"{self.folder}: {what}: the last bits may differ", file=sys.stderr)
-        if before.get("code") not in (None, self.origin["code"]):
-            what = f"begun with another {machine.script_of(self.task).name} or common.py than now"
-            say(f"{self.folder}: {what}: if they train otherwise, the end is neither's", file=sys.stderr)
+        if other := other_code(self.task, before):
+            say(
+                f"{self.folder}: begun {other}: if they train otherwise, the end is neither's",
+                file=sys.stderr,
+            )
 
     def keep_snapshot_interval(self, run):
         """Of a resumed trial: stability.py wants all snapshots of one interval."""
