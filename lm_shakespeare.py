@@ -425,7 +425,7 @@ SCALES = {
 
 
 def grids(seeds, best, heads, layers, context):
-    """Each sweep starts from the best heads and layers of those before it: at full size, the document's."""
+    """Later sweeps keep heads and layers of `best`: the document's at full size, else chosen before them."""
     return {
         "table1": cross(pe=list(ENCODINGS), seed=seeds),
         "heads": cross(pe="rotary", heads=heads, seed=seeds),

@@ -1156,12 +1156,12 @@ def test_folder_names_hold_what_changes_results():
 
 def test_list_and_its_filters():
     listed = lambda words: command(words)[1].splitlines()
-    sizes = {"fig2": 180, "fig3": 30, "fig11": 10, "fig12": 15, "fig13": 20, "fig14": 20, "section4.1": 30}
+    sizes = {"fig2": 180, "fig3": 30, "fig11": 10, "fig12": 15, "fig13": 20, "fig14": 20, "section4.1": 45}
     sizes["fixed-or-varying"] = 40
     for figure, trials in sizes.items():
         assert len(set(listed(f"--list {figure}"))) == trials, figure
     # fig2 holds parts of 12, 13 and 4.1, fig11 one of 14; fixed-or-varying is 13 and 14
-    shared = 5 * (2 + 2 + 2 + 2 + 8)
+    shared = 5 * (2 + 2 + 3 + 2 + 8)
     assert len(listed("--list")) == sum(sizes.values()) - shared
     one = "--model gru --pe sin --vocab 32 --seed 3"
     assert listed(f"--list fig2 --jobs 3 {one}") == [f"python reverse.py {one}"]
@@ -1568,7 +1568,8 @@ def test_defaults_and_grids_are_the_papers():
             assert vars(a).items() >= wanted.items(), (figure, wanted.items() - vars(a).items())
     more = [(a.model, a.pe, a.vocab, a.iterations, a.batch, a.seed) for a in paper(Reverse, "section4.1")]
     sizes = [(300_000, 512), (600_000, 512), (300_000, 1024)]
-    cells = itertools.product([("gru", "none", 256), ("lstm", "none", 16384)], sizes, range(5))
+    largest = [("gru", "none", 256), ("lstm", "none", 16384), ("s4d", "none", 16384)]
+    cells = itertools.product(largest, sizes, range(5))
     assert sorted(more) == sorted((*cell, *size, seed) for cell, size, seed in cells)
 
 
@@ -1687,6 +1688,22 @@ def test_stability_from_trial_to_report():
         assert evaluated(smoke) == 1
         out = command(f"{smoke} --report", Stability)[1]
         assert saved() == first and all(f"{values['20']:.4f}" in out for values in first.values()), out
+
+
+def test_claims_of_figs_3_and_5_read_what_they_say():
+    curves = [[0.9, 0.5, 0.3, 0.9], [0.7, 0.4, 0.3, 0.9]]  # by disturbants, at snapshots 5, 10, 20 and 100
+    snapshots = [dict(sorted(zip(("5", "10", "20", "100"), curve))) for curve in curves]
+    by_snapshot = {c: snapshots[c.endswith("/rare")] for c in reverse.CONDITIONS}
+    by_position = {c: [0.1, 0.2, 0.3, 0.4] for c in reverse.CONDITIONS}
+    found = Outcome({}, {"by_condition": by_snapshot})
+    of = stability.AT_FIRST, stability.AT_LAST, stability.FALL, stability.EVERYWHERE
+    close([metric(found) for metric in of], [0.7, 0.9, -0.2, 0.3], 1e-12)
+    close([stability.gap(which)(found) for which in (stability.FIRST, np.mean)], [0.2, 0.075], 1e-12)
+    found = Outcome({}, {"by_condition": by_position})
+    parts = dict(last=1 / 64), dict(first=1 / 4), dict(first=3 / 4), dict(first=1 / 2, last=3 / 4)
+    close([reverse.retrieval("rare/rare", **part)(found) for part in parts], [0.1, 0.3, 0.4, 0.3], 1e-12)
+    short = Outcome({}, {"by_condition": {"rare/rare": [0.1, 0.2]}})
+    close([reverse.retrieval("rare/rare", **part)(short) for part in parts], [0.1, 0.15, 0.2, 0.2], 1e-12)
 
 
 def test_stability_refuses_what_it_cannot_use():

@@ -234,7 +234,7 @@ def holm(p_values, family):
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper about a figure: trials with the flags `higher` are above those with `lower`.
+    """A sentence about a figure, mostly the paper's: trials with the flags `higher` are above `lower`'s.
 
         Claim("fig2", "the encoding helps {model} at the largest vocabulary", accuracy,
               higher=SIN | dict(vocab=max), lower=NONE | dict(vocab=max), per="model")
@@ -484,9 +484,9 @@ def helps_at_largest(figure, primary=False):
     ]
 
 
-def grows(figure, metric=accuracy, primary=False):
+def grows(figure, metric=accuracy, primary=False, measured=""):
     """... more, the larger the vocabulary."""
-    text = "the encoding's help for {model} grows with the vocabulary"
+    text = f"the encoding's help for {{model}} grows with the vocabulary{measured}"
     small, large = SIN | dict(vocab=min), SIN | dict(vocab=max)
     more = dict(over=NONE, controls=CONTROLS, per="model", primary=primary)
     return [Claim(figure, text, metric, large, small, **more)]
