@@ -420,7 +420,7 @@ FIXED, VARYING = SIN | dict(min_length=None), SIN | dict(min_length=max)
 def claims_of_fig2(figure, primary=False, growth=True):
     """What the clock does to each model, over all vocabularies.
 
-    Near an accuracy of 1 there is no room for help. Log-odds have room: growth in both does not hang on the measure.
+    Near an accuracy of 1 there is no room for help, but in log-odds there is: growth in both is robust.
     """
     found = [Claim(figure, DEGRADES, accuracy, NONE | SMALL, NONE | LARGE, per="model")]
     found += helps_at_largest(figure, primary)
