@@ -20,6 +20,7 @@ from suite.claims import NO, NONE, SIN, TOO_FEW, UNDECIDED, YES, Claim, Differen
 
 import ast
 import contextlib
+import csv
 import errno
 import functools
 import gc
@@ -1440,6 +1441,20 @@ def test_broken_files_are_named_and_the_others_reported():
             curve.write_text(CURVE + f"{rows}\n")
             reports("--scale smoke", path, curve)
             reports("--write R.md --scale smoke", "bench/bad.json")
+
+
+def test_the_points_of_a_picture_are_there_as_numbers():
+    with workplace(), no_pictures():
+        made_up(Reverse, words := "--scale smoke --seed 0-2 --model lstm")
+        (path,) = re.findall(r"written: (.*fig3.*\.csv)", command(f"{words} --report fig3")[1])
+        rows = list(csv.DictReader(Path(path).read_text().splitlines()))
+    found = Counter(tuple(row[k] for k in ("panel", "line", "mean", "low", "high", "n")) for row in rows)
+    panels = [f"LSTM, {condition} (target/disturbants)" for condition in reverse.CONDITIONS]
+    for panel, pe in itertools.product(panels, ("none", "sin")):
+        values = [0.7 + 0.2 * (pe == "sin") + 0.001 * seed for seed in range(3)]
+        numbers = np.mean(values), *claims.bootstrap_interval(values), 3
+        assert found.pop((panel, pe, *map(str, numbers))) == 64
+    assert not found and [row["x"] for row in rows[:64]] == [str(n) for n in range(1, 65)]
 
 
 def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():

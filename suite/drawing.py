@@ -3,6 +3,7 @@
 from suite import files
 from suite.claims import Figure, Outcomes, bootstrap_interval, name_of
 
+import csv
 import importlib.util
 import io
 import math
@@ -132,6 +133,21 @@ def caption(figure, scale, panels, lengths):
 # ------------------------------------------------------------------------------------------------------------
 # Drawing
 # ------------------------------------------------------------------------------------------------------------
+
+
+def write_numbers(figure, path, outcomes):
+    """The points of a picture as a CSV file: means, their intervals, and of how many trials."""
+    rows = [["panel", "y", "line", "x", "mean", "low", "high", "n"]]
+    for panel in panels_of(figure, outcomes):
+        for line, points in panel.lines.items():
+            for x, values in points.items():
+                where = [" ".join(str(word).split()) for word in (panel.title, panel.y, line, x)]
+                low, high = bootstrap_interval(values) or ("", "")
+                rows.append([*where, float(np.mean(values)), low, high, len(values)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    files.write(path.with_suffix(".csv"), text.getvalue())
 
 
 def draw(figure, scale, path, outcomes, kinds):

@@ -13,7 +13,7 @@ from suite.claims import (
     judge_all,
     t_quantile,
 )
-from suite.drawing import CAN_DRAW, draw, pictures
+from suite.drawing import CAN_DRAW, draw, pictures, write_numbers
 
 import json
 import warnings
@@ -268,8 +268,11 @@ class Section:
     def lines(self):
         return figure_lines(self.figure, self.scale, self.outcomes, self.broken, self.verdicts)
 
-    def draw(self, out, kinds):
-        """[(picture's title, its path, why it is not drawn)]; none of trials that are not comparable."""
+    def draw(self, out, kinds, numbers=False):
+        """[(picture's title, its path, why it is not written)]; none of trials that are not comparable.
+
+        Of each, files of these kinds where there is matplotlib, and with `numbers` a CSV file of its points.
+        """
         if len(self.outcomes.texts()) != 1:
             return []
         scale = [] if self.scale == "paper" else [self.scale]
@@ -277,6 +280,8 @@ class Section:
         for path, figure, part in pictures(self.figure, stem, self.outcomes, out):
             fault = None
             try:
+                if numbers:
+                    write_numbers(figure, path, part)
                 if CAN_DRAW:
                     draw(figure, self.scale, path, part, kinds)
             except OSError as error:
@@ -302,8 +307,9 @@ def print_figures(task, scale, figures, out, chosen):
         judged += sum(verdict.word != TOO_FEW for verdict in one.verdicts)
         print(f"\n{name} ({scale} scale): {one.figure.title}. {done} of {len(trials)} trials finished")
         print(*one.lines(), sep="\n")
-        for _, path, fault in one.draw(out, [".png", ".svg"]) if CAN_DRAW else ():
-            print(f"  not drawn: {fault}" if fault else f"  drawn: {path.with_suffix('.png')}")
+        for _, path, fault in one.draw(out, [".png", ".svg"], numbers=True):
+            written = f"{path.with_suffix('.csv')}{', .png, .svg' if CAN_DRAW else ''}"
+            print(f"  not written: {fault}" if fault else f"  written: {written}")
     if judged:
         print(f"\n{MEANING}")
     if not CAN_DRAW:
