@@ -55,7 +55,7 @@ def task_of(name, device, more):
     return task
 
 
-# A step is a function that returns its model. It sets PyTorch's switches first, since the other has its own.
+# A step sets PyTorch's switches first, since the other one has its own.
 
 
 def plain_step(task, engine, device):
@@ -72,7 +72,6 @@ def plain_step(task, engine, device):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return model
 
     return step
 
@@ -89,7 +88,6 @@ def suite_step(task, engine, device):
         t.iteration += 1
         t.rate.fill_(task.rate(t.iteration))
         t.step(t.iteration)
-        return t.model
 
     return step
 

@@ -3,10 +3,9 @@
 Letters: B batch, N rows of a whole set, W integers of a stored row, R rounds of candidates, T time steps, L
 input length, M answered steps, K vocabulary, E embedding and encoding size, H hidden size; in S4D and Mamba N
 is the number of states, and in Mamba's shapes D is its 2 H channels. Inside a model time comes first, (T, B,
-...), as in torch.nn.GRU. suite/fast.py computes the same numbers sooner.
+...), as in torch.nn.GRU. suite/fast.py computes the same numbers faster.
 """
 
-import bisect
 import math
 from typing import NamedTuple
 
@@ -44,7 +43,7 @@ def key(*counters, device="cpu"):
 
 
 def not_an_index(n, k):
-    """n. To torch.compile an arange is an index and never overflows, but n * GOLDEN does: hide what n is."""
+    """n. To torch.compile an arange is an index, which never overflows as n * GOLDEN does: this hides it."""
     return n + (k - k)
 
 
@@ -206,7 +205,7 @@ class Sinusoid(Encoding):
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
         n = size // 2  # of these frequencies, the first that is kept and one past the last
-        self.kept = [bisect.bisect_left(range(n), x, key=lambda i: i / n) for x in self.bands]
+        self.kept = [sum(i / n < x for i in range(n)) for x in self.bands]
         if self.kept[0] == self.kept[1]:
             low, high = self.bands
             raise Refused(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
@@ -411,7 +410,7 @@ class S4D(nn.Module):
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
         start, outputs, kernel = self.flipped_kernel(steps, u.shape[1])
         stop = start + outputs
-        toeplitz = kernel.unfold(1, stop, 1)[:, :outputs].contiguous()  # (H, M, stop)
+        toeplitz = kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop)
         y = (toeplitz @ u[:, :stop].contiguous()).flip(1) + self.D[:, None, None] * u[:, start:stop]
         return self.emit(y, steps)
 
@@ -449,7 +448,7 @@ class Mamba(nn.Module):
         self.choose = nn.Linear(channels, sum(self.widths), bias=False)
         self.delta = nn.Linear(rank, channels)
         usual = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.delta.bias = nn.Parameter(usual.expm1().log())  # whose softplus it is
+        self.delta.bias = nn.Parameter(usual.expm1().log())  # the inverse of softplus
         states = order // 2 if rotate else order
         decay = torch.full((states,), 0.5) if rotate or slow else torch.arange(1.0, states + 1)
         turn = math.pi * torch.arange(states).float()
@@ -553,8 +552,8 @@ def sequence_metrics(episode, predictions, losses):
         np.ones(targets.shape, bool) if episode.weight is None else episode.weight.cpu().numpy().astype(bool)
     )
     right, lengths = predictions == targets, answered.sum(1)
-    first = np.argsort(~answered, axis=1, kind="stable")  # the answers of a row, and then its padding
-    said, wanted = (np.take_along_axis(x, first, axis=1) for x in (predictions, targets))
+    order = np.argsort(~answered, axis=1, kind="stable")  # the answers of a row, and then its padding
+    said, wanted = (np.take_along_axis(x, order, axis=1) for x in (predictions, targets))
     distance = 0
     for n in np.unique(lengths):
         rows = lengths == n
@@ -580,8 +579,8 @@ CELLS = 2**26  # of tables of edit distances at a time: 256 MB, and an int32 cou
 
 def damerau_levenshtein(a, b):
     """Unrestricted Damerau-Levenshtein distances of N pairs: a (N, La), b (N, Lb) -> (N,)."""
-    some = max(1, CELLS // ((len(a[0]) + 1) * (len(b[0]) + 1)))
-    parts = [edit_distances(a[n : n + some], b[n : n + some]) for n in range(0, len(a), some)]
+    at_once = max(1, CELLS // ((len(a[0]) + 1) * (len(b[0]) + 1)))
+    parts = [edit_distances(a[n : n + at_once], b[n : n + at_once]) for n in range(0, len(a), at_once)]
     return np.concatenate(parts)
 
 

@@ -188,7 +188,7 @@ class Shakespeare(Task):
         words = ["--sample", text.split(maxsplit=1)[0][:20] if text.strip() else text[:1]]
         for flag, usual in declare(type(self)).defaults.items():
             value = getattr(self.args, flag)
-            if flag in {*self.config, "data", "out"} and value not in (None, usual) and value is not False:
+            if flag in {*self.config, "data", "out"} and value not in (None, usual):
                 words += as_words(flag, value)
         return f"to sample from it: python {self.name}.py {shlex.join(words)}"
 
@@ -288,7 +288,7 @@ def tokenized(text, name):
     """-> (tokenizer, training tokens, validation tokens): split after 90% of the pieces."""
     tokenizer = Tokenizer(name, text)
     pieces = tokenizer.pieces(text)
-    cut = len(pieces) * 9 // 10  # of words where these are the tokens, as in the document
+    cut = len(pieces) * 9 // 10  # of words, where words are the tokens: as in the document
     if name == "bpe":
         tokenizer.learn_pairs(pieces[:cut])
     return tokenizer, tokenizer.encode(pieces[:cut]), tokenizer.encode(pieces[cut:])

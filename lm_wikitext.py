@@ -499,14 +499,14 @@ def bars(outcome):
     yield name_of(outcome.flags["model"]), pe, {pe: test_perplexity(outcome)}
 
 
-def over_seeds(name, of):
-    """Minimum, mean and maximum, as in the paper; `of`: an Outcome's number."""
+def over_seeds(name, number):
+    """Minimum, mean and maximum, as in the paper; `number`: of an Outcome."""
     return {
-        "min": lambda trials: f"{min(trials.values(of)):.4f}",
-        "mean": tables.mean(of),
-        "max": lambda trials: f"{max(trials.values(of)):.4f}",
+        "min": lambda trials: f"{min(trials.values(number)):.4f}",
+        "mean": tables.mean(number),
+        "max": lambda trials: f"{max(trials.values(number)):.4f}",
         "n": tables.count,
-        f"{name} of each seed": tables.of_each(of),
+        f"{name} of each seed": tables.of_each(number),
     }
 
 

@@ -56,7 +56,7 @@ class Predecessor(Task):
 
     def exist(self):
         """Sequences with their query."""
-        most = 100  # of as many there are more than a float can say
+        most = 100  # of more there are over 100!, as good as infinitely many
         return math.perm(self.vocab, self.length) * (self.length - 1) if self.length <= most else math.inf
 
     def draw(self, k, shape):

@@ -119,7 +119,7 @@ def heading_of(section):
 
 
 def part_of(section):
-    """The page's, in which a section stands."""
+    """The part of the page in which a section stands."""
     return BEYOND if section.figure.beyond else f"{section.task.name}.py"
 
 

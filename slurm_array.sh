@@ -29,7 +29,7 @@ trial() {
 }
 
 # Back to the queue if `scontrol show job` says what $1 matches. A controller that hears from hundreds of elements at
-# once may not answer: it is asked again, for ten minutes at most. The name is JOB_INDEX: the job's own number can be
+# once may not answer: it is asked again, 20 times at most. The name is JOB_INDEX: the job's own number can be
 # the whole array's. No pattern below matches a job that its user cancelled, or that SLURM has requeued itself.
 requeue_if() {
     element=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID

@@ -65,12 +65,12 @@ GRIDS = {
 def chance(vocab, length):
     """Of a model without memory: at each place of the answer, the integer that stands there most often.
 
-    That the j-th smallest is at most k has the chance that at least j of the integers are.
+    P(the j-th smallest is at most k) = P(at least j of the integers are at most k).
     """
-    factorials = np.array([math.lgamma(n + 1) for n in range(length + 1)])  # logarithms, as `ways`
-    ways = factorials[-1] - factorials - factorials[::-1]
+    log_factorials = np.array([math.lgamma(n + 1) for n in range(length + 1)])
+    log_ways = log_factorials[-1] - log_factorials - log_factorials[::-1]
     below, n = np.arange(1, vocab)[:, None] / vocab, np.arange(length + 1)
-    exactly = np.exp(ways + n * np.log(below) + (length - n) * np.log(1 - below))
+    exactly = np.exp(log_ways + n * np.log(below) + (length - n) * np.log(1 - below))
     exactly = np.concatenate([exactly, n[None] == length])  # (K, L + 1): n of the integers are at most k
     at_least = exactly[:, ::-1].cumsum(1)[:, ::-1][:, 1:]  # (K, L): j of them or more
     return float(np.diff(at_least, axis=0, prepend=0).max(0).mean())

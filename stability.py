@@ -21,7 +21,7 @@ closed form. Products are in fp32 whatever the trial was trained in.
 from suite import cli, fast, files, machine
 from suite.claims import CONTROLS, NONE, SIN, Claim, Figure, name_of
 from suite.files import Torn
-from suite.flags import COUNT, as_words, complete, declare
+from suite.flags import COUNT, as_words, command_line, complete, declare
 from suite.progress import say
 from suite.trial import RUNNING_ELSEWHERE, STOPPED, Trial, load_weights, refuse_other_flags, train
 
@@ -100,8 +100,10 @@ def recurrent_similarity(layer, inputs, target):
         state, back = (lstm_step if lstm else gru_step)(layer, x, *state)
         backs.append(back)
 
-    same = torch.eye(layer.hidden_size).to(inputs).repeat(inputs.shape[1], 1, 1)
-    J = [same, torch.zeros_like(same)] if lstm else [same]  # d h_out / d h and d c, (S, D, H) each
+    identity = torch.eye(layer.hidden_size).to(inputs).repeat(inputs.shape[1], 1, 1)
+    J = (
+        [identity, torch.zeros_like(identity)] if lstm else [identity]
+    )  # d h_out / d h and d c, (S, D, H) each
     for number, back in enumerate(reversed(backs[target:]), 1):
         J = back(*J)
         if number % RESCALED == 0:
@@ -217,10 +219,7 @@ class Stability(DualFrequency):
         if differ := [name for name in given.keys() & config.keys() if given[name] != config[name]]:
             flags = ", ".join(" ".join(as_words(name, config[name])) for name in sorted(differ))
             raise Refused(f"{folder} was trained with {flags}: leave out the flags that differ")
-        words = []
-        for name, value in config.items():
-            if value is not None and value is not False:
-                words += as_words(name, value)
+        words = command_line({name: value for name, value in config.items() if value is not None})
         read = vars(declare(cls).parser.parse_args(words))
         if changed := [name for name, value in read.items() if value != config[name]]:
             what = f"{config[changed[0]]!r} as --{changed[0].replace('_', '-')}"
@@ -290,13 +289,13 @@ class Stability(DualFrequency):
         content, missing = self.measured(args.overwrite)
         if not missing and not content["by_condition"][CONDITIONS[0]]:
             raise Refused(f"{self.folder} has no snapshots: {self.how_to_get_snapshots()}")
-        if lost := [path.name for path in missing.values() if not path.exists()]:
+        if lost := [snapshot.name for snapshot in missing.values() if not snapshot.exists()]:
             names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
             how = "reverse.py --dual-freq --overwrite trains it anew"
             raise Refused(f"{self.folder}/snapshots lacks {names}: {how}")
-        path = self.folder / "stability.lock"
-        if (lock := files.lock(path)) is None:
-            say(f"{self.folder} is being evaluated by {files.holder(path)}", file=sys.stderr)
+        lock_path = self.folder / "stability.lock"
+        if (lock := files.lock(lock_path)) is None:
+            say(f"{self.folder} is being evaluated by {files.holder(lock_path)}", file=sys.stderr)
             return RUNNING_ELSEWHERE
         with lock:
             return self.measure(argv, stop)
@@ -350,7 +349,7 @@ class Stability(DualFrequency):
         return {i: folder / f"{i:06d}.pt" for i in iterations}
 
     def result(self):
-        """Of the last snapshot, once all that the finished trial has are done."""
+        """The last snapshot's stability, once the trial is finished and all are measured; else None."""
         content, missing = self.measured()
         if missing or not content["by_condition"][CONDITIONS[0]] or not files.finished_metrics(self.folder):
             return None

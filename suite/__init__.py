@@ -7,7 +7,7 @@ cli.py        what a command line does; many trials as processes
 claims.py     figures and claims as data; statistics, verdicts
 tables.py     what is read of a trial, and printed of a figure
 drawing.py    pictures
-fast.py       common.py's numbers, sooner
+fast.py       common.py's numbers, faster
 sweeps.py     ... of GRU and LSTM, through time and back
 scan.py       ... of Mamba
 compiling.py  torch.compile: for what, and whether it works

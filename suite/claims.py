@@ -16,7 +16,7 @@ import numpy as np
 YES, NO, UNDECIDED, TOO_FEW = "yes", "no", "undecided", "not enough trials"
 ENOUGH = 3  # trials on each side of a claim
 LEVEL = 0.025  # of each of the two directions: together a 95% interval
-MOST_PRIMARY = 10  # claims of a family of a scale: the paper's, or those beyond it
+MOST_PRIMARY = 10  # of a scale; and as many on what is beyond the paper
 
 
 def name_of(model):
@@ -49,7 +49,7 @@ class Figure:
     names: dict | None = None  # of the legend's lines, where they are not those of a recurrent model
     tables: Callable | None = None  # tables(outcomes, scale) -> [{heading: column}]; else one per metric
     note: Callable | None = None  # note(scale) -> lines to stand below the verdicts
-    beyond: bool = False  # the paper; in RESULTS.md below all that is of it
+    beyond: bool = False  # beyond the paper: last in RESULTS.md
 
     def lines(self, outcome):
         """What one trial adds to the drawing: (panel, y label, line, {x: y})."""
@@ -334,7 +334,7 @@ def judge(claim, outcomes):
 def decided(claim, differences, why):
     """All differences have to show the claim: the largest p-value counts (intersection-union).
 
-    One is enough for the opposite, whose smallest p-value counts as often as there are differences.
+    One is enough for the opposite: its smallest p-value is multiplied by their number (Bonferroni).
     """
     if why:
         return Verdict(claim, why=why)
@@ -475,7 +475,7 @@ def helps(figure, whom="", metric=accuracy, per="", primary=False, **at):
 
 
 def helps_at_largest(figure, primary=False):
-    """... of every model at its largest vocabulary, and in edit distance too."""
+    """The encoding helps every model at its largest vocabulary, and in edit distance too."""
     where, large = "at the largest vocabulary", dict(vocab=max)
     lowers = f"the encoding lowers {{model}}'s edit distance {where}"
     return [
@@ -485,7 +485,7 @@ def helps_at_largest(figure, primary=False):
 
 
 def grows(figure, metric=accuracy, primary=False, measured=""):
-    """... more, the larger the vocabulary."""
+    """The encoding helps more, the larger the vocabulary."""
     text = f"the encoding's help for {{model}} grows with the vocabulary{measured}"
     small, large = SIN | dict(vocab=min), SIN | dict(vocab=max)
     more = dict(over=NONE, controls=CONTROLS, per="model", primary=primary)

@@ -127,7 +127,7 @@ class Campaign:
 
     def run(self):
         """-> the worst exit code. A job that was stopped from outside ends them all."""
-        self.stop.training, self.stop.saving = True, "stopping and saving all that runs"  # in the processes
+        self.stop.training, self.stop.saving = True, "stopping and saving all that runs"
         self.waiting = [job for job in self.all if not job.is_finished()]
         self.stop.jobs = self.running
         kept = [] if self.args.overwrite else self.waiting
@@ -223,7 +223,7 @@ def worst(codes):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def refuse_none(task, args, given, figure):
+def refuse_no_trial(task, args, given, figure):
     """No trial of a figure has the flags given: say which flag is why."""
     rows, name = flags.rows_of(task, args, given, figure), figure or "any figure"
     for flag, wanted in flags.choices(given).items():
@@ -237,7 +237,10 @@ def refuse_none(task, args, given, figure):
 def listed(task, args, given, figure):
     """The trials of a figure that have the flags given."""
     flags.refuse_half_set(task, args, given, figure)
-    return flags.grid(task, args, given, figure) or refuse_none(task, args, given, figure)
+    trials = flags.grid(task, args, given, figure)
+    if not trials:
+        refuse_no_trial(task, args, given, figure)
+    return trials
 
 
 def show(task, args, given, figure):
@@ -246,7 +249,7 @@ def show(task, args, given, figure):
         if trials := flags.grid(task, args, given, name):
             found[name] = trials
     if not found:
-        refuse_none(task, args, given, figure)
+        refuse_no_trial(task, args, given, figure)
     chosen = [flags.flag_in_folder(k, given[k]) for k in sorted(given.keys() & flags.declare(task).science)]
     finished = tables.print_figures(task, args.scale, found, Path(args.out), chosen)
     if not finished and (line := other_scales([task], args.out, [args.scale])):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 # Colours which colour-blind readers can tell apart, always the same for an encoding: of Okabe and Ito all but
-# the yellow, which is faint on white; of Tol olive and wine; and a grey.
+# the yellow, which is faint on white; of Tol olive and wine; and a grey. No picture has rotary and constant.
 STYLES = {
     "none": dict(color="#000000", marker="o"),
     "sin": dict(color="#0072B2", marker="s"),
@@ -103,9 +103,11 @@ def panels_of(figure, outcomes):
 
 
 def flags_not_drawn(figure, outcomes):
-    """Those by which cells differ that would be one point of a line, and its mean: they become lines."""
+    """The flags by which cells differ that would be one point of a line: each value has a line of its own."""
     places, more = {}, {}
-    for cell in [] if figure.curves else map(dict, outcomes.cells()):
+    if figure.curves:
+        return []
+    for cell in map(dict, outcomes.cells()):
         other = places.setdefault(figure.place(cell), cell)
         more |= {flag: None for flag in cell | other if cell.get(flag) != other.get(flag)}
     return list(more)
@@ -244,7 +246,7 @@ def chances(figure, panel):
 
 
 def draw_line(axis, line, points, style):
-    """With a marker at every point, or where they are too many at none: some look as if others lacked."""
+    """With a marker at every point, or at none where they are many: a marker here and there misleads."""
     many = len(points) > 70
     style = style | dict(marker="" if many else style["marker"], markersize=4 if len(points) < 20 else 2)
     means, (below, above) = means_and_errors(points)
@@ -267,7 +269,7 @@ def draw_points(axis, line, points, style):
 
 
 def write_ends(axis, panel):
-    """The lines' last values, where many end close together: in the lower corner if they end above it."""
+    """The lines' last values, which may lie close together: in the corner, lower or upper, that is free."""
     ends = {line: float(np.mean(points[max(points)])) for line, points in panel.lines.items()}
     _, mean = axis.transData.transform((0, np.mean(list(ends.values()))))
     _, middle = axis.transAxes.transform((0, 0.5))

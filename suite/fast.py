@@ -1,4 +1,4 @@
-"""The same numbers sooner: what common.py's models compute, rewritten exactly; held equal to them by tests.
+"""The same numbers, faster: what common.py's models compute, rewritten exactly; held equal to them by tests.
 
     loss_and_accuracy(model, episode)   with gradients, as of common.loss_and_accuracy
     logits(model, inputs, steps)        as model(inputs, steps)

@@ -43,7 +43,7 @@ def write(path, content, keep=None):
 
 
 def is_of_the_disk(error):
-    """Whether it failed (it is full, or broken), rather than that a name is wrong."""
+    """Whether the disk failed, full or broken, rather than that a name is wrong."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 

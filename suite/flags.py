@@ -2,6 +2,7 @@
 
 Where a flag's value comes from; what stands first wins:
     the grid's row, of a trial that is listed; where the flag is typed too, rows of other values are left out
+        (but typed seeds stand in place of the grid's)
     what follows from others that are typed: Task.implied
     what is typed
     the scale: Task.scales
@@ -168,7 +169,7 @@ def declare(task):
 
         return flag
 
-    def unless_without(flag):
+    def if_wanted(flag):
         def declared(name, *about, **more):
             if name not in task.without:
                 flag(name, *about, **more)
@@ -176,13 +177,13 @@ def declare(task):
         return declared
 
     trial, plumbing = group("the trial (these change its result)", True), group("where and how often", False)
-    trial_flags(unless_without(trial))
+    trial_flags(if_wanted(trial))
     task.add_flags(trial, plumbing)
-    run_flags(unless_without(plumbing))
-    many_flags(unless_without(group("many trials", False)), task)
-    model_flags(unless_without(group("more of the model (these change the result)", True)))
-    training_flags(unless_without(group("more of the training (these change the result)", True)))
-    computing_flags(unless_without(group("how it is computed (no other result, but for bf16)", False)))
+    run_flags(if_wanted(plumbing))
+    many_flags(if_wanted(group("many trials", False)), task)
+    model_flags(if_wanted(group("more of the model (these change the result)", True)))
+    training_flags(if_wanted(group("more of the training (these change the result)", True)))
+    computing_flags(if_wanted(group("how it is computed (no other result, but for bf16)", False)))
     return Declared(parser, defaults, science, kinds)
 
 
@@ -270,8 +271,8 @@ def training_flags(flag):
 
 
 def computing_flags(flag):
-    auto = "suite/fast.py; torch: torch.nn; auto: fast, but on a CPU torch for small lstm, s4d or batches"
-    flag("--engine", "auto", f"fast: {auto}", choices=["auto", "fast", "torch"])
+    engines = "fast: suite/fast.py; torch: torch.nn; auto: fast, but on a CPU torch for a small lstm or s4d"
+    flag("--engine", "auto", engines, choices=["auto", "fast", "torch"])
     precisions = "of products (CUDA: tf32, CPU: fp32); bf16 trains in folders of its own, is tested in tf32"
     flag("--precision", None, precisions, choices=["fp32", "tf32", "bf16"])
     flag("--no-graph", False, "on CUDA: no graph of the iteration, to debug", action="store_true")
@@ -440,8 +441,8 @@ def rows_of(task, args, given, figure):
     rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
     if "seed" not in given:
         return rows
-    alike = {tuple((k, v) for k, v in row.items() if k != "seed"): row for row in rows}
-    return [row | {"seed": seed} for row in alike.values() for seed in choices(given)["seed"]]
+    cells = {tuple((k, v) for k, v in row.items() if k != "seed"): row for row in rows}
+    return [row | {"seed": seed} for row in cells.values() for seed in choices(given)["seed"]]
 
 
 def refuse_half_set(task, args, given, figure):

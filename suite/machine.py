@@ -53,7 +53,7 @@ class Engine:
     precision: str = "fp32"  # of matrix products
     graph: bool = False  # the iteration is a CUDA graph
     deterministic: bool = False
-    onednn: bool = False  # float32 products by oneDNN, where that is exact and sooner
+    onednn: bool = False  # float32 products by oneDNN, where that is exact and faster
 
     def loss_and_accuracy(self, model, episode):
         if self.name == "fast":
@@ -72,7 +72,7 @@ class Engine:
         return {"engine": self.name} | {name: getattr(self, name) for name in names}
 
 
-def by_hand_is_sooner(args):
+def by_hand_is_faster(args):
     """Whether fast.py is faster than torch.nn on a CPU: measured at hidden 64 to 512, batch 1 to 128, one
     thread.
 
@@ -91,7 +91,7 @@ def choose_engine(task, device):
     if asked == "fast" and not known:
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
     always = cuda or task.fast_at_every_size or asked == "fast"
-    chosen = known and (always or by_hand_is_sooner(args))
+    chosen = known and (always or by_hand_is_faster(args))
     wanted = chosen and cuda  # on a CPU it gains a tenth at most, and every trial would wait for it
     fault = compiling.compile_fault(device.type) if wanted else None
     return Engine(
@@ -184,8 +184,8 @@ def git(*words):
 
 
 def version_of_code(script):
-    """The commit, and whether it lacks the script or a file differs from it; None where this file is not
-    git's, though it may lie inside of another repository."""
+    """The commit, and whether the script or a tracked file differs from it; None where git does not track
+    this file, though it may lie inside of another repository."""
     tracked = lambda path: git("ls-files", "--error-unmatch", str(Path(path).resolve())) is not None
     if not tracked(__file__):
         return {"commit": None, "dirty": None}

@@ -1,4 +1,4 @@
-"""Mamba sooner: the same numbers as common.Mamba's, held equal to it by tests.
+"""Mamba, faster: the same numbers as common.Mamba's, held equal to it by tests.
 
 The states h_t = a_t h_t-1 + b_t v_t, where a_t = exp(Delta_t A) and v_t = Delta_t u_t, are swept by hand, and
 so are their gradients: a step is one function of what fits the cache. After the tokens every row reads the
@@ -7,7 +7,7 @@ steps write is computed once, and a row adds what its own last state still gives
 
 A state comes in P parts: one, or if it is complex the real and the imaginary one. With y = 2 Re(c h) =
 2 Re c Re h - 2 Im c Im h both kinds are written to and read out alike, by a sum over the parts, and differ by
-their decay alone. The decay is computed as a power of 2, which is sooner than one of e.
+their decay alone. The decay is computed as a power of 2, which is faster than one of e.
 """
 
 from suite.compiling import pointwise
@@ -82,7 +82,7 @@ class Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, delta, v, b, c, log2_decay, turn, compiled, gradients):
         step = pointwise(scan_step, compiled, dynamic=False)
-        exponents = log2_decay.detach(), None if turn is None else turn.detach()  # one kind for the compiler
+        exponents = log2_decay.detach(), None if turn is None else turn.detach()  # else it compiles twice
         h = v.new_empty(*b.shape, v.shape[2])
         a = torch.empty_like(h) if gradients else torch.empty_like(h[:, :1]).expand_as(h)
         before = tuple(v.new_zeros(len(b), *h.shape[2:]))
@@ -102,7 +102,7 @@ class Scan(torch.autograd.Function):
         step, silent = pointwise(scan_step_back, ctx.compiled, dynamic=False), h.shape[1] - c.shape[1]
         A = (log2_decay * LN2,) if turn is None else (log2_decay * LN2, turn)
         zero = torch.zeros(d_last.shape, dtype=v.dtype, device=v.device)
-        d_h = zero + d_last  # in order, which d_last need not be
+        d_h = zero + d_last  # contiguous, which d_last need not be
         if c.shape[1]:
             d_h += c[:, -1, :, :, None] * d_y[-1, :, None]
         d_h, d_before, d_A, start = (tuple(x) for x in (d_h, torch.empty_like(zero), zero.clone(), zero))

@@ -1,4 +1,4 @@
-"""GRU and LSTM sooner: swept by hand, through time and back, equal to torch.nn's but for rounding.
+"""GRU and LSTM, faster: swept by hand, through time and back, equal to torch.nn's but for rounding.
 
 A step is one product with the state and one pointwise function, which torch.compile makes one loop of; on a
 CPU it is a few operators, not compiled. The gradients of the weights are one product each, after the sweep
@@ -114,7 +114,7 @@ def one_step_earlier(x, sizes):
 
 
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
-    """Gradients of the table and the clock from those of their sums, (N, G); `dtype` is precise enough."""
+    """Gradients of the table, summed in `dtype`, and of the clock, from those of their sums, (N, G)."""
     d_read = d_x[: len(tokens)].to(dtype)
     if d_x.is_cuda:  # sorts the tokens, where atomic additions to the same rows would wait for one another
         d_table = torch.ops.aten.embedding_dense_backward(d_read, tokens, table_rows, -1, False)
@@ -130,7 +130,7 @@ class LSTMPointwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight):
-        table, clock, weight = table.detach(), clock.detach(), weight.detach()  # one kind for the compiler
+        table, clock, weight = table.detach(), clock.detach(), weight.detach()  # else it compiles twice
         step = pointwise(lstm_step, compiled)
         H, low = weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
@@ -184,7 +184,7 @@ class GRUPointwise(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (gates, h, tokens, low), (sizes, compiled, table_rows, dtype) = ctx.saved_tensors, ctx.plain
-        h = h.detach()  # as `start`: one kind for the compiler
+        h = h.detach()  # as `start`: else it compiles twice
         step, H, d_gates = pointwise(gru_step_back, compiled), h.shape[1], torch.empty_like(gates)
         start, d_h = (torch.zeros_like(h[: sizes[0]]) for _ in range(2))
         d_state, low = torch.zeros_like(start, dtype=dtype), low.roll(H, 0)  # candidate first, as in d_gates

@@ -215,7 +215,8 @@ def figure_lines(figure, scale, outcomes, broken, verdicts):
     usual = lambda outcomes, scale: [mean_columns(*item) for item in figure.metrics.items()]
     for columns in (figure.tables or usual)(outcomes, scale):
         lines += ["", *cell_table(outcomes, columns)]
-    lines += ["", *lacking, ""] if (lacking := missing(outcomes, broken)) else [""]
+    lacking = missing(outcomes, broken)
+    lines += ["", *lacking, ""] if lacking else [""]
     for one in verdicts:
         mark = " (primary)" if one.claim.primary else ""
         lines.append(f"  {one.word}: {one.claim.text}{mark}: {one.numbers}")

@@ -24,7 +24,7 @@ def try_encoding(encoding, positions, embed, bands):
 
 
 def differences(before, config):
-    """How a file's flags differ from these, in words, or None; one that it lacks was at its default."""
+    """How a file's flags, `before`, differ from `config`, in words, or None. Only flags in both count."""
     differ = [k for k in sorted(before.keys() & config.keys()) if before[k] != config[k]]
     if not differ:
         return None
@@ -100,11 +100,11 @@ class Task:
         positions = min(self.positions(), 2**20)  # one that can be built with so many can be with more
         try_encoding(common.ENCODINGS[a.pe], positions, a.embed, self.for_encoding()["bands"])
         if "held_out" in a and a.held_out > (exist := self.exist()):
-            raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that exist")
+            raise Refused(f"--held-out {a.held_out} is more than the {exist} sequences that can be held out")
 
     @classmethod
     def check_all(cls, tasks):
-        """Raise Refused where --all would fail for each of them."""
+        """Raise Refused where none of these trials can run, or one is of another text."""
 
     # -- the model
 
@@ -137,15 +137,15 @@ class Task:
         return self.args.hidden < 256
 
     def memory(self):
-        """A low estimate of the bytes that a trial needs, counted in float32 numbers of four."""
+        """A low estimate of the bytes that a trial needs, counted in numbers of four."""
         a, time = self.args, self.positions()
         with torch.device("meta"):
             model = self.model()
         parameters = sum(p.numel() for p in model.parameters())  # and gradients, and Adam's two moments
-        states, logits = a.batch * time * 4 * a.hidden, min(a.batch * a.vocab, 2**25)  # in chunks
+        states, logits = a.batch * time * 4 * a.hidden, min(a.batch * a.vocab, 2**25)  # logits in chunks
         if a.model == "mamba":
             states *= 8  # 2 H channels of 16
-        held_out = 2 * (getattr(a, "held_out", 0) + a.batch) * time  # of eight
+        held_out = 2 * (getattr(a, "held_out", 0) + a.batch) * time  # integers of eight bytes
         return 4 * (4 * parameters + states + logits + held_out + time * a.embed)
 
     # -- the data
@@ -176,7 +176,7 @@ class Task:
         return common.distinct_rows(self.draw, count, self.seed, common.HELD_OUT, device=device)
 
     def build(self, device):
-        """Whatever takes time or memory. A task that says of its data what they are not is refused."""
+        """Whatever takes time or memory. A task whose data are not as it says is refused."""
         rows = self.test_rows(device)
         mass = self.mass(rows)
         self.held_out = common.HeldOut(rows, mass)

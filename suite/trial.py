@@ -67,7 +67,7 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self):
-        nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # that is to go on
+        nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it is to survive a closed terminal
         heard = [s for s in self.SIGNALS if not (nohup and s == signal.SIGHUP)]
         before = {s: signal.signal(s, self) for s in heard}
         try:
@@ -102,8 +102,8 @@ def other_flags(folder, config):
 
 
 def other_code(task, content):
-    """In words, where the content of a trial's file is of another script or common.py; None of one that
-    does not tell."""
+    """In words, that a trial's file was made by another version of its script or of common.py; None where it
+    was not, or does not say."""
     if content and content.get("code") not in (None, machine.code_of(task)):
         return f"with another {machine.script_of(task).name} or common.py than now"
 
@@ -199,7 +199,7 @@ class Trial:
         elif self.ends_as_finished():  # by another process, since we looked
             return
         self.resume()
-        if not self.iteration:  # what one left that ended before its first checkpoint
+        if not self.iteration:  # remains of a start that ended before its first checkpoint
             files.clear(folder)
         self.record_origin()
         self.make_step()
@@ -414,7 +414,7 @@ class Trial:
         self.checked, self.random = self.iteration, saved.get("random")
 
     def save(self):
-        """last.pt becomes previous.pt."""
+        """Write last.pt; the one before becomes previous.pt."""
         self.check()
         content = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         content |= {name: getattr(self, name) for name in ("iteration", "seconds", "sums", "rows")}
@@ -429,7 +429,7 @@ class Trial:
         return [torch, torch.cuda] if self.device.type == "cuda" else [torch]
 
     def restore_random(self):
-        """When the step is made, whose rehearsals draw too."""
+        """After the step is made: its rehearsals draw too."""
         for source, state in zip(self.generators(), self.random or []):
             source.set_rng_state(state.cpu())
 
