@@ -6,6 +6,7 @@ is the number of states, and in Mamba's shapes D is its 2 H channels. Inside a m
 ...), as in torch.nn.GRU. suite/fast.py computes the same numbers faster.
 """
 
+import bisect
 import math
 from typing import NamedTuple
 
@@ -205,7 +206,7 @@ class Sinusoid(Encoding):
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
         n = size // 2  # of these frequencies, the first that is kept and one past the last
-        self.kept = [sum(i / n < x for i in range(n)) for x in self.bands]
+        self.kept = [bisect.bisect_left(range(n), x, key=lambda i: i / n) for x in self.bands]
         if self.kept[0] == self.kept[1]:
             low, high = self.bands
             raise Refused(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
