@@ -459,7 +459,7 @@ def test_metrics_by_hand():
 
 def test_training_is_adam_by_hand():
     for clip in (0.05, 0):  # 0: never
-        words = f"{SMOKE} --model gru --lr 0.01 --clip {clip} --beta1 0.8 --beta2 0.98 --eps 1e-9 --warmup 2"
+        words = f"{SMOKE} --model gru --lr 0.01 --clip {clip} --beta1 0.8 --beta2 0.98 --eps 1e-3 --warmup 2"
         words += " --iterations 5 --log-every 1"
         t, rows = trial_of(words), []
         moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in t.model.parameters()]
@@ -472,7 +472,7 @@ def test_training_is_adam_by_hand():
                 g = g * min(1, (clip or math.inf) / (norm + 1e-6))
                 m.mul_(0.8).add_(0.2 * g)
                 v.mul_(0.98).add_(0.02 * g**2)
-                p.data -= rate * m / (1 - 0.8**i) / ((v / (1 - 0.98**i)).sqrt() + 1e-9)
+                p.data -= rate * m / (1 - 0.8**i) / ((v / (1 - 0.98**i)).sqrt() + 1e-3)
         with workplace() as folder:
             ends(0, words)
             saved = load(folder_in(folder) / "last.pt")
@@ -550,12 +550,60 @@ def test_evaluation_counts_every_held_out_answer_once():
         metrics, right = task.evaluate(knows, ENGINES["torch"]), (torch.arange(len(answers)) % 7 != 0).float()
         share = (weight.sum(1) @ right.long() / weight.sum()).item()
         wanted = dict(token_accuracy=share, accuracy=share, sequence_accuracy=right.mean())
-        for name, x in (wanted | dict(cross_entropy=100 * (1 - share))).items():
-            close(metrics.get(name, x), x, 1e-6)
+        wanted["cross_entropy"] = 100 * (1 - share)
+        found = wanted.keys() & metrics.keys()
+        assert len(found) == (2 if script is Predecessor or "dual" in flags else 3), metrics
+        for name in found:
+            close(metrics[name], wanted[name], 1e-6)
         if flags:
             short, parts = "min" in flags, metrics["by_length" if "min" in flags else "by_condition"]
             assert list(parts) == (list("345678") if short else reverse.CONDITIONS)
             close(list(parts.values()), right.view((6, 64) if short else (4, 8, 2)).mean(-1), 1e-6)
+
+
+def test_what_a_task_says_wrongly_of_its_data_is_refused():
+    def of(**changes):
+        """A task whose episodes have these fields, functions of what they are."""
+
+        class Wrong(Reverse):
+            def episode(self, rows):
+                episode = super().episode(rows)
+                return episode._replace(**{k: change(getattr(episode, k)) for k, change in changes.items()})
+
+        return Wrong
+
+    class Rare(Sort):  # two rows in three have no integer but 0, which its mass() does not know
+        def draw(self, k, shape):
+            rows = super().draw(k, shape)
+            return rows * (common.uniform_integers(common.mix(k), (*shape, 1), 3) == 0)
+
+    class Random(Reverse):
+        def draw(self, k, shape):
+            return torch.randint(self.vocab, (*shape, self.length))
+
+    class Same(Reverse):  # the same rows for every key
+        def draw(self, k, shape):
+            return super().draw(common.key(5), shape)
+
+    cases = {
+        "last commands=8 steps": of(inputs=lambda x: torch.cat([x[:, :8], x[:, :8]], 1)),
+        "last commands=17": of(commands=lambda n: 17),
+        "last commands=-1": of(commands=lambda n: -1),
+        "has 17 steps, but its positions() 16": of(inputs=lambda x: F.pad(x, (1, 0))),
+        "reads other integers than 0 to K = 8": of(inputs=lambda x: torch.where(x < 8, x - 1, x)),
+        "than 0 to K = 8, the": of(inputs=lambda x: torch.where(x < 8, x + 9, x)),
+        "answers (8, 7) steps": of(steps=lambda x: slice(9, 16)),
+        "(8, 8), torch.int32": of(targets=lambda x: x.int()),
+        "other targets than 0 to K - 1 = 7": of(targets=lambda x: x + 1),
+        "other targets than 0 to K - 1": of(targets=lambda x: x - 1),
+        "a weight of (8, 7)": of(weight=lambda _: torch.ones(8, 7)),
+        "of the rows that sort draws are held out": Rare,
+        "draw does not depend on its key, or not on it alone": Random,
+        "draw does not depend on its key": Same,
+    }
+    with workplace():
+        for said, wrong in cases.items():
+            refuses(said, SMOKE, wrong)
 
 
 # -- suite/fast.py, machine.py: the same numbers as the plain models; memory ---------------------------------
@@ -613,106 +661,6 @@ def test_a_model_and_an_encoding_of_ones_own():
     suite.flags.declare.cache_clear()
 
 
-def test_what_a_task_says_wrongly_of_its_data_is_refused():
-    def of(**changes):
-        """A task whose episodes have these fields, functions of what they are."""
-
-        class Wrong(Reverse):
-            def episode(self, rows):
-                episode = super().episode(rows)
-                return episode._replace(**{k: change(getattr(episode, k)) for k, change in changes.items()})
-
-        return Wrong
-
-    class Rare(Sort):  # two rows in three have no integer but 0, which its mass() does not know
-        def draw(self, k, shape):
-            rows = super().draw(k, shape)
-            return rows * (common.uniform_integers(common.mix(k), (*shape, 1), 3) == 0)
-
-    class Random(Reverse):
-        def draw(self, k, shape):
-            return torch.randint(self.vocab, (*shape, self.length))
-
-    class Same(Reverse):  # the same rows for every key
-        def draw(self, k, shape):
-            return super().draw(common.key(5), shape)
-
-    cases = {
-        "last commands=8 steps": of(inputs=lambda x: torch.cat([x[:, :8], x[:, :8]], 1)),
-        "last commands=17": of(commands=lambda n: 17),
-        "last commands=-1": of(commands=lambda n: -1),
-        "has 17 steps, but its positions() 16": of(inputs=lambda x: F.pad(x, (1, 0))),
-        "reads other integers than 0 to K = 8": of(inputs=lambda x: torch.where(x < 8, x - 1, x)),
-        "than 0 to K = 8, the": of(inputs=lambda x: torch.where(x < 8, x + 9, x)),
-        "answers (8, 7) steps": of(steps=lambda x: slice(9, 16)),
-        "(8, 8), torch.int32": of(targets=lambda x: x.int()),
-        "other targets than 0 to K - 1 = 7": of(targets=lambda x: x + 1),
-        "other targets than 0 to K - 1": of(targets=lambda x: x - 1),
-        "a weight of (8, 7)": of(weight=lambda _: torch.ones(8, 7)),
-        "of the rows that sort draws are held out": Rare,
-        "draw does not depend on its key, or not on it alone": Random,
-        "draw does not depend on its key": Same,
-    }
-    with workplace():
-        for said, wrong in cases.items():
-            refuses(said, SMOKE, wrong)
-
-
-def test_what_a_task_declares_and_cannot_mean_is_refused():
-    helps = dict(figure="mine", text="a claim", metric=claims.accuracy, higher=SIN, lower=NONE, per="vocab")
-    figure = claims.Figure("Mine", claims.ACCURACY, "vocab")
-
-    def mine(claim=(), without="", scale="smoke", scales=Reverse.scales, **row):
-        """A task with a figure of its own, whose claim, or a flag of its grid, is another."""
-        row = dict(pe=["none", "sin"], model="lstm", vocab=[8, 16]) | row
-        row.pop(without, None)
-        own = dict(scales=scales, figures={"mine": figure}, claims=[Claim(**helps | dict(claim))])
-        own["grids"] = {scale: {row.pop("named", "mine"): suite.flags.cross(**row)}}
-        return type("Mine", (Reverse,), own)
-
-    cases = {
-        "sets lenght: there is no such flag": mine(lenght=3),
-        "'paper' sets widht: there is no such flag": mine(scales={"paper": dict(widht=3)}),
-        "no scale 'paper'": mine(scales={"smoke": {}}),
-        "'mine' at smok scale is of no scale": mine(scale="smok"),
-        "'main' at smoke scale is of no scale": mine(named="main"),
-        "sets model to 'lstmm'": mine(model="lstmm"),
-        "is not a whole number": mine(vocab=(8, 16)),
-        "sets vocab to '16'": mine(vocab="16"),
-        "has several values of log_every": mine(log_every=[5, 10]),
-        "does not set vocab": mine(without="vocab"),
-        "does not set pe": mine(without="pe"),
-        "no grid of 'mine' has such trials": mine(dict(where=dict(model="LSTM"))),
-        "no grid of 'mime' has such trials": mine(dict(figure="mime")),
-        "no grid of 'mine' has such": mine(dict(scales=("quick",))),
-        "more than one cell has these flags": mine(dict(per="model")),
-        "are not the grid's: KeyError('K')": mine(dict(text="at {K}")),
-    }
-    with workplace():
-        words = "--scale smoke --list mine"
-        for flag, values in dict(hidden=[8, 16], precision=["fp32", "bf16"]).items():
-            more = mine(dict(where={flag: values[0]}), **{flag: values})
-            assert [ends(0, words, task=one).count("\n") for one in (mine(), more)] == [4, 8]
-        theirs = dict(grids=mine().grids, figures={"mine": figure}, trials_of="reverse")  # and no claims
-        assert "--vocab 16" in ends(0, words, task=type("Mine", (Reverse,), theirs))
-        for said, wrong in cases.items():
-            refuses(said, words, wrong)
-
-
-def test_cells_that_would_be_one_point_of_a_picture_are_lines():
-    rows = [
-        flags | {"model": "lstm", "lr": lr}
-        for flags, _ in none_and_sin([0, 0], [0, 0], vocab=8)
-        for lr in (1, 2)
-    ]
-    outcomes = Outcomes([(row, Outcome(row, {"token_accuracy": 0.5 * row["lr"]})) for row in rows])
-    figure = claims.Figure("Mine", claims.ACCURACY, "vocab")
-    (panel,) = suite.drawing.panels_of(figure, outcomes.where(lr=1))
-    assert panel.lines == {"none": {8: [0.5, 0.5]}, "sin": {8: [0.5, 0.5]}}
-    (panel,) = suite.drawing.panels_of(figure, outcomes)
-    assert panel.lines["sin, lr 1"] == {8: [0.5, 0.5]} and panel.lines["none, lr 2"] == {8: [1.0, 1.0]}
-
-
 def test_engines_agree():
     cases = [*itertools.product(MODELS, ENCODINGS, ["concat"]), *itertools.product(MODELS, CLOCKS, ["add"])]
     cases = [(*case, *BATTERY[n % 6]) for n, case in enumerate(cases)]
@@ -741,7 +689,8 @@ def test_a_small_trial_takes_one_thread():
             machine.prepare(ENGINES["torch"], CPU, task.is_small())
         with environment, mock.patch.object(subprocess, "Popen") as started:
             cli.Job([], task).start(at_once=2, cuda=False)
-        assert threads.call_count == own and started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == of_job
+        assert threads.mock_calls == [mock.call(1)] * own
+        assert started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == of_job
 
 
 def test_out_of_memory_is_one_line():
@@ -749,7 +698,7 @@ def test_out_of_memory_is_one_line():
         raise Skip("no /proc, and no limit on memory")
     with workplace():
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        child = fork(f"{SMOKE} --batch 300000 --hidden 64", used + 2**28, resource.RLIMIT_AS)
+        child = fork(f"{SMOKE} --batch 100000 --hidden 64", used + 2**28, resource.RLIMIT_AS)
         assert wait(child) == trial.FAILED and "Traceback" not in log(), log()
         assert log().splitlines()[-1].startswith("reverse.py: out of memory: lower --batch"), log()
 
@@ -776,12 +725,22 @@ def finish():
     assert not (folder / "previous.pt").exists()
 
 
+def stopping(at, number=signal.SIGTERM):
+    """While it is entered, trials get a signal in this iteration."""
+    plain = Reverse.training_episode
+
+    def episode(task, i):
+        if i == at:
+            os.kill(os.getpid(), number)
+        return plain(task, i)
+
+    return mock.patch.object(Reverse, "training_episode", episode)
+
+
 def stop_after_a_save(number=signal.SIGTERM):
-    """-> the folder of a trial that a signal has stopped between its second save and its end."""
-    child = fork(LONG)
-    wait_for(lambda: list(Path().glob("runs/*/*/seed*/previous.pt")))
-    os.kill(child, number)
-    assert wait(child) == trial.STOPPED, log()
+    """-> the folder of a trial that a signal has stopped after its second save, at iteration 50."""
+    with stopping(50, number):
+        assert wait(fork(LONG)) == trial.STOPPED, log()
     Path("child.log").unlink()
     assert not (folder_in(".") / "result.json").exists()
     return folder_in(".")
@@ -817,7 +776,7 @@ def test_a_trial_ends_the_same_after_every_signal_and_every_damage():
     for number, (damages, said) in zip(itertools.cycle(trial.Stop.SIGNALS), DAMAGES):
         with workplace():
             stopped = stop_after_a_save(number)
-            assert 40 <= load(stopped / "last.pt")["iteration"] < 240
+            assert load(stopped / "last.pt")["iteration"] == 50
             for file, damage in damages.items():
                 damage(stopped / file)
             finish()
@@ -852,7 +811,7 @@ def test_a_torn_checkpoint_never_replaces_a_good_one():
 
 
 def test_what_a_kill_cuts_short_is_whole_again():
-    words, write = "--scale smoke --device cpu", files.write
+    write, unlink = files.write, Path.unlink
 
     def killed(path, content, keep=None):
         if path.name == "curve.csv" and "\n20," in content:
@@ -861,12 +820,30 @@ def test_what_a_kill_cuts_short_is_whole_again():
 
     with workplace():
         with mock.patch.object(files, "write", killed):
-            ends(130, words)
+            ends(130, SMOKE)
         gc.collect()  # and with the trial its lock
-        ends(0, words)
+        ends(0, SMOKE)
         assert (folder_in(".") / "curve.csv").read_text().splitlines()[-1].startswith("20,")
-        with mock.patch.object(sys, "executable", "/nowhere/python"):
-            ends(1, words + " --all fig12", "/nowhere/python")
+        # What --overwrite has begun to delete is never taken for done, nor continued as another trial.
+        everything = ["config.json", "curve.csv", "last.pt", "previous.pt", "result.json"]
+        for count in range(5):
+            Path(f"cleared{count}").mkdir()
+            for name in everything:
+                Path(f"cleared{count}", name).touch()
+            deleted = []
+
+            def dies(path, count=count, deleted=deleted):
+                if len(deleted) == count:
+                    raise KeyboardInterrupt
+                deleted.append(path.name)
+                unlink(path)
+
+            with mock.patch.object(Path, "unlink", dies), contextlib.suppress(KeyboardInterrupt):
+                files.clear(Path(f"cleared{count}"))
+            left = {path.name for path in Path(f"cleared{count}").iterdir()}
+            assert left == set(everything) - set(deleted) and "config.json" in left, left
+            assert not left & {"last.pt", "previous.pt", "result.json"} or "curve.csv" in left, left
+            assert not count or "result.json" not in left, left
 
 
 def test_a_file_system_without_locks_is_refused():
@@ -911,6 +888,7 @@ def test_killed_at_random_moments_and_raced():
             if list(folder.glob("runs/*/*/seed*/result.json")):
                 shutil.rmtree(folder / "runs")  # finished before its time: again
         assert codes.keys() <= {-signal.SIGKILL, trial.RUNNING_ELSEWHERE, trial.FAILED, 0}, (codes, log())
+        assert "Traceback" not in log(), log()
         racing = [fork(words) for _ in range(2)]
         assert sorted(map(wait, racing)) in ([0, 0], [0, trial.RUNNING_ELSEWHERE]), log()
         assert outcome(folder_in(folder)) == wanted
@@ -921,16 +899,11 @@ def test_what_a_model_draws_at_random_goes_on_after_a_stop():
         def forward(self, x, steps):
             return super().forward(F.dropout(x, 0.5, self.training), steps)
 
-    def stopping(task, i, episode=Reverse.training_episode):
-        if i == 10:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return episode(task, i)
-
     words = "--scale smoke --device cpu --model drop --out"
     with mock.patch.dict(common.LAYERS, drop=Dropout), workplace():
         suite.flags.declare.cache_clear()
         ends(0, f"{words} whole/runs")
-        with mock.patch.object(Reverse, "training_episode", stopping):
+        with stopping(10):
             ends(trial.STOPPED, f"{words} stopped/runs", "stopped at iteration 10")
         ends(0, f"{words} stopped/runs", "continuing from last.pt, iteration 10")
         assert outcome(folder_in("stopped")) == outcome(folder_in("whole"))
@@ -1063,7 +1036,8 @@ def test_what_a_trial_leaves():
 # -- suite/flags.py: refusals, folder names, grids -----------------------------------------------------------
 
 REFUSED = """
-    --vocab 1 ~ --vocab | --vocab 2147483648 ~ 2^31 - 1 | --vocab 2147483647 ~ GiB of memory | --lr nan ~ --lr
+    --vocab 1 ~ --vocab | --vocab 2147483648 ~ 2^31 - 1 | --lr nan ~ --lr
+    --vocab 2147483647 --embed 4096 ~ GiB of memory
     --length 2147483647 --embed 2147483646 ~ memory | --embed 7 ~ even | --seed 5-3 ~ --seed
     --length 4 --min-length 5 ~ --min-length 5 is above --length 4 | --vocab 2 --length 3 ~ 8 sequences
     --vocab 2 --length 3 --held-out 5 ~ half is the limit | --pe rotary ~ --pe | --list fig99 ~ fig99
@@ -1083,6 +1057,9 @@ REFUSED = """
     --model s4d --rotate ~ --rotate is for mamba | --model mamba --rotate --slow ~ --slow
     --model mingru --engine fast ~ does not know --model mingru | --out file ~ --out | --unknown ~ --unknown
     --iterations ~ --iterations | stability --model mingru ~ use gru, lstm or s4d
+    stability ~ --train | stability --target 9 ~ choose from 1 to 8 | stability --pairs 6 ~ a multiple of 4
+    stability --train --overwrite ~ evaluates anew | stability --min-length 4 ~ of one length
+    stability --trial no ~ not the folder | stability --all fig5 ~ --train trains them first
     delayed_add --vocab 2 --length 2 ~ 16 sequences
     predecessor --length 1 ~ at least 2 | predecessor --vocab 3 ~ --vocab
     predecessor --vocab 4 --length 2 --held-out 13 ~ 12 sequences"""
@@ -1128,15 +1105,18 @@ def test_a_commit_is_of_this_repository_not_of_one_around_it_and_has_the_script(
         )
         run("init", "-q")
         assert machine.version_of_code("mine.py") == {"commit": None, "dirty": None}
+        Path("suite/machine.py").touch()
+        run("add", "suite")
+        run("commit", "-qm", "x")
         dirty = []
-        for path in ("suite/machine.py", "mine.py", "mine.py"):
-            Path(path).write_text(f"{len(dirty)}")
-            dirty.append(bool(dirty) and machine.version_of_code("mine.py")["dirty"])
-            run("add", path)
+        for version in ("first", "second"):
+            Path("mine.py").write_text(version)
+            dirty.append(machine.version_of_code("mine.py")["dirty"])
+            run("add", "mine.py")
             run("commit", "-qm", "x")
         Path("notes.py").touch()
         dirty.append(machine.version_of_code("mine.py")["dirty"])
-        assert dirty == [False, True, True, False], "not in the commit; changed; all is in the commit"
+        assert dirty == [True, True, False], "not in the commit; changed; all is in the commit"
 
 
 def test_folder_names_hold_what_changes_results():
@@ -1149,7 +1129,7 @@ def test_folder_names_hold_what_changes_results():
     plain = "lstm-sin-K16384-L64"
     assert task_of("").folder == Path(f"runs/reverse/{plain}/seed0")
     assert {name(words) for words in plumbing.split("|")} == {plain}
-    assert len({name(words) for words in science.split("|")} | {plain}) == 14
+    assert len({name(words) for words in science.split("|")} | {plain}) == len(science.split("|")) + 1
     for flag in ("min-length=32", "precision=bf16"):
         assert name(f"--{flag}") == f"{plain}-{flag}"
     assert name("--scale quick").startswith("lstm-sin-K") and "hidden=" in name("--scale quick")
@@ -1157,13 +1137,8 @@ def test_folder_names_hold_what_changes_results():
 
 def test_list_and_its_filters():
     listed = lambda words: command(words)[1].splitlines()
-    sizes = {"fig2": 180, "fig3": 30, "fig11": 10, "fig12": 15, "fig13": 20, "fig14": 20, "section4.1": 45}
-    sizes["fixed-or-varying"] = 40
-    for figure, trials in sizes.items():
-        assert len(set(listed(f"--list {figure}"))) == trials, figure
-    # fig2 holds parts of 12, 13 and 4.1, fig11 one of 14; fixed-or-varying is 13 and 14
-    shared = 5 * (2 + 2 + 3 + 2 + 8)
-    assert len(listed("--list")) == sum(sizes.values()) - shared
+    assert len(listed("--list fixed-or-varying")) == 40
+    assert len(set(listed("--list"))) == len(listed("--list")) == 275, "figures share trials"
     one = "--model gru --pe sin --vocab 32 --seed 3"
     assert listed(f"--list fig2 --jobs 3 {one}") == [f"python reverse.py {one}"]
     assert len(listed("--scale desk --list fig2 --iterations 9 --model gru")) == 50
@@ -1175,6 +1150,47 @@ def test_list_and_its_filters():
     assert len(listed("--scale quick --list fig2 --iterations 50")) == 24  # a first look, as .ci/run does
     for line in listed("--scale quick --list") + listed("--scale smoke --list"):
         task_of(" ".join(line.split()[2:]))  # every command is accepted
+
+
+def test_what_a_task_declares_and_cannot_mean_is_refused():
+    helps = dict(figure="mine", text="a claim", metric=claims.accuracy, higher=SIN, lower=NONE, per="vocab")
+    figure = claims.Figure("Mine", claims.ACCURACY, "vocab")
+
+    def mine(claim=(), without="", scale="smoke", scales=Reverse.scales, **row):
+        """A task with a figure of its own, whose claim, or a flag of its grid, is another."""
+        row = dict(pe=["none", "sin"], model="lstm", vocab=[8, 16]) | row
+        row.pop(without, None)
+        own = dict(scales=scales, figures={"mine": figure}, claims=[Claim(**helps | dict(claim))])
+        own["grids"] = {scale: {row.pop("named", "mine"): suite.flags.cross(**row)}}
+        return type("Mine", (Reverse,), own)
+
+    cases = {
+        "sets lenght: there is no such flag": mine(lenght=3),
+        "'paper' sets widht: there is no such flag": mine(scales={"paper": dict(widht=3)}),
+        "no scale 'paper'": mine(scales={"smoke": {}}),
+        "'mine' at smok scale is of no scale": mine(scale="smok"),
+        "'main' at smoke scale is of no scale": mine(named="main"),
+        "sets model to 'lstmm'": mine(model="lstmm"),
+        "is not a whole number": mine(vocab=(8, 16)),
+        "sets vocab to '16'": mine(vocab="16"),
+        "has several values of log_every": mine(log_every=[5, 10]),
+        "does not set vocab": mine(without="vocab"),
+        "does not set pe": mine(without="pe"),
+        "no grid of 'mine' has such trials": mine(dict(where=dict(model="LSTM"))),
+        "no grid of 'mime' has such trials": mine(dict(figure="mime")),
+        "no grid of 'mine' has such": mine(dict(scales=("quick",))),
+        "more than one cell has these flags": mine(dict(per="model")),
+        "are not the grid's: KeyError('K')": mine(dict(text="at {K}")),
+    }
+    with workplace():
+        words = "--scale smoke --list mine"
+        for flag, values in dict(hidden=[8, 16], precision=["fp32", "bf16"]).items():
+            more = mine(dict(where={flag: values[0]}), **{flag: values})
+            assert [ends(0, words, task=one).count("\n") for one in (mine(), more)] == [4, 8]
+        theirs = dict(grids=mine().grids, figures={"mine": figure}, trials_of="reverse")  # and no claims
+        assert "--vocab 16" in ends(0, words, task=type("Mine", (Reverse,), theirs))
+        for said, wrong in cases.items():
+            refuses(said, words, wrong)
 
 
 # -- suite/cli.py: many trials as processes, and signals outside of training ---------------------------------
@@ -1195,11 +1211,14 @@ def test_all_goes_on_and_ends_with_the_worst_code():
         with mock.patch.object(machine, "cores", lambda: 2):
             out = ends(0, words, "1 done before", "2 at a time", "3 of 3 trials finished")
         assert [line[:6] for line in out.splitlines() if "done;" in line] == ["2 of 3", "3 of 3"]
+        with mock.patch.object(sys, "executable", "/nowhere/python"):
+            ends(1, f"{words} --overwrite", "/nowhere/python")
 
 
 def test_all_stops_all_at_once_and_continues_and_no_job_outlives_it():
-    words, trials = f"{SMOKE} --all fig12 --iterations 800 --save-every 50", "runs/*/*/seed*"
-    iterations = lambda: [int(columns(curve.parent)[-1][0]) for curve in Path().glob(f"{trials}/curve.csv")]
+    words, trials = f"{SMOKE} --all fig12 --iterations 1600 --save-every 50", "runs/*/*/seed*"
+    curves = lambda: Path().glob(f"{trials}/curve.csv")
+    iterations = lambda: {curve: int(columns(curve.parent)[-1][0]) for curve in curves()}
     with workplace() as folder:
         child = fork(f"{words} --jobs 2")
         wait_for(lambda: len(iterations()) == 2)
@@ -1208,12 +1227,11 @@ def test_all_stops_all_at_once_and_continues_and_no_job_outlives_it():
             assert wait(child) == -signal.SIGKILL
             wait_for(lambda: not any(map(files.is_locked, folder.glob(f"{trials}/lock"))))
             before, child = iterations(), fork(f"{words} --jobs 2")
-            wait_for(lambda: sum(iterations()) >= sum(before) + 50)
+            wait_for(lambda: all(n > before[curve] for curve, n in iterations().items()))
         os.kill(child, signal.SIGTERM)
         assert wait(child) == trial.STOPPED
         assert len(iterations()) == 2, "no further trial was begun"
-        saved = sum(iteration < 800 for iteration in iterations())
-        assert f"{saved} saved, 1 not begun; the same command continues" in log(), log()
+        assert "2 saved, 1 not begun; the same command continues" in log(), log()
         with no_pictures():
             assert wait(fork(words)) == 0 and "3 of 3 trials finished" in log(), log()
 
@@ -1224,7 +1242,10 @@ def test_signals_outside_of_training_are_one_line():
     with workplace():
         early = subprocess.Popen(script, **pipe)
         twice = subprocess.Popen([*script, "--iterations", "1000000"], **pipe)
-        time.sleep(0.4)
+        if sys.platform == "linux":  # while PyTorch is imported
+            wait_for(lambda: "libtorch" in Path(f"/proc/{early.pid}/maps").read_text())
+        else:
+            time.sleep(0.4)
         early.send_signal(signal.SIGINT)
         wait_for(lambda: list(Path().glob("runs/*/*/seed*/config.json")))
         for _ in range(3):
@@ -1339,9 +1360,10 @@ def test_verdicts():
     cells += none_and_sin([0.1, 0.2, 0.3], [], vocab=32) + none_and_sin([0.1] * 3, [], vocab=16)
     word, numbers = judged(cells, higher=NONE | dict(vocab=min), lower=NONE | dict(vocab=max))
     assert (word, numbers[0], numbers[2]) == (YES, 0.6, 0.2) and judged(cells)[0] == TOO_FEW
-    several, raises = Claim("f", "", claims.metric("a"), SIN, NONE), unittest.TestCase().assertRaisesRegex
+    several = Claim("f", "", claims.metric("a"), SIN, NONE)
     assert "more than one cell" in claims.judge(several, Outcomes(cells)).why
-    raises(ValueError, "no 'c', but a, b", claims.metric("c"), cells[0][1])
+    with unittest.TestCase().assertRaisesRegex(ValueError, "no 'c', but a, b"):
+        claims.metric("c")(cells[0][1])
     # A gain is over none and over the control that has run; corrected, a verdict may lose its support.
     (claim,) = claims.gains("f", "it helps", SIN, claims.metric("a"), primary=True)
     for control, a, word in (("dup", 0.4, YES), ("constant", 0.6, UNDECIDED), ("constant", 0.7, NO)):
@@ -1416,7 +1438,8 @@ def test_broken_files_are_named_and_the_others_reported():
         whole, curve = path.read_text(), folders[-1] / "curve.csv"
         (folders[-1] / "result.json").unlink()
         states = lambda: re.search(r"fig2 +smoke +(.*)", reports("--scale smoke"))[1].split()
-        assert states() == ["12", "11", "0", "1", "0", "0", "0:00:30", "0:00:01"]  # done, running, stopped
+        assert states() == ["12", "11", "0", "1", "0", "0", "0:00:30", "0:00:01"]
+        # of so many trials: done, running, stopped, not finite, missing; time spent, and left
         with files.lock(folders[-1] / "lock"):
             assert states()[2:4] == ["1", "0"]
         bad = [b"", b'{"metrics": {"token_acc', b"[]", b"\xff\xfe", without("metrics", [1]), b"[" * 10**5]
@@ -1497,15 +1520,31 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
             page.write_bytes(wrong.encode())
             code, _, err = captured(report.main, shlex.split(words))
             assert (code, err.count("\n"), page.read_bytes().decode()) == (2, 1, wrong)
+    if not tables.CAN_DRAW:
+        raise Skip("but for its pictures: matplotlib is not installed")
 
 
 def test_the_results_page_is_that_of_the_committed_trials():
     with workplace() as folder, mock.patch.object(tables, "draw"):
-        shutil.copytree(HERE / "results", folder / "results")
+        Path("results").symlink_to(HERE / "results")
         shutil.copy(HERE / "RESULTS.md", folder)
         reports(how := "--write RESULTS.md --out results --scale desk quick")
         same = Path("RESULTS.md").read_text() == (HERE / "RESULTS.md").read_text()
     assert same, f"another page is made now by python report.py {how}"
+
+
+def test_cells_that_would_be_one_point_of_a_picture_are_lines():
+    rows = [
+        flags | {"model": "lstm", "lr": lr}
+        for flags, _ in none_and_sin([0, 0], [0, 0], vocab=8)
+        for lr in (1, 2)
+    ]
+    outcomes = Outcomes([(row, Outcome(row, {"token_accuracy": 0.5 * row["lr"]})) for row in rows])
+    figure = claims.Figure("Mine", claims.ACCURACY, "vocab")
+    (panel,) = suite.drawing.panels_of(figure, outcomes.where(lr=1))
+    assert panel.lines == {"none": {8: [0.5, 0.5]}, "sin": {8: [0.5, 0.5]}}
+    (panel,) = suite.drawing.panels_of(figure, outcomes)
+    assert panel.lines["sin, lr 1"] == {8: [0.5, 0.5]} and panel.lines["none, lr 2"] == {8: [1.0, 1.0]}
 
 
 # -- reverse.py, sort.py, delayed_add.py, predecessor.py -----------------------------------------------------
@@ -1567,6 +1606,15 @@ def test_episodes_by_brute_force_and_by_their_docstrings():
         wanted, disturbants = condition.split("/")
         assert kinds.pop(position) == wanted and set(kinds) == {disturbants}
         assert read_and_answered(episode, b) == (row + [16] * 6, {2 * 6 - 1 - position: row[position]})
+
+
+def test_chance_is_the_best_answer_without_memory():
+    for vocab, length in ((2, 1), (3, 4), (5, 3)):
+        rows = np.sort(list(itertools.product(range(vocab), repeat=length)), axis=1)
+        most = [np.bincount(place).max() / len(rows) for place in rows.T]
+        close(Sort.figures["fig8"].chance(vocab, length), np.mean(most), 1e-12)
+    before = Counter(x for x, y in itertools.permutations(range(5), 2) if y == 3)  # the query is 3
+    assert Predecessor.figures["fig10"].chance(5, 2) == max(before.values()) / before.total()
 
 
 def test_defaults_and_grids_are_the_papers():
@@ -1717,6 +1765,8 @@ def test_claims_of_figs_3_and_5_read_what_they_say():
     found = Outcome({}, {"by_condition": by_position})
     parts = dict(last=1 / 64), dict(first=1 / 4), dict(first=3 / 4), dict(first=1 / 2, last=3 / 4)
     close([reverse.retrieval("rare/rare", **part)(found) for part in parts], [0.1, 0.3, 0.4, 0.3], 1e-12)
+    found = Outcome({}, {"token_accuracy": 0.75}, dict(held_out=2, length=4))  # 6 of 8 answers
+    close(reverse.log_odds(found), math.log(6.5 / 2.5), 1e-12)
     short = Outcome({}, {"by_condition": {"rare/rare": [0.1, 0.2]}})
     close([reverse.retrieval("rare/rare", **part)(short) for part in parts], [0.1, 0.15, 0.2, 0.2], 1e-12)
 
@@ -1726,9 +1776,6 @@ def test_stability_refuses_what_it_cannot_use():
     scaled = lambda by: lambda path: torch.save({name: x * by for name, x in load(path).items()}, path)
     other = lambda path: torch.save({"other": 1}, path)
     with workplace():
-        bad = "|--target 9|--pairs 6|--train --overwrite|--min-length 4|--trial no|--all fig5"
-        for flag in bad.split("|"):
-            refuses("stability.py: error: ", f"{words} {flag}", Stability)
         ends(0, f"{words} --dual-freq")
         folder = folder_in(".")
         middle, measured = folder / "snapshots/000003.pt", folder / "stability.json"
@@ -1737,7 +1784,7 @@ def test_stability_refuses_what_it_cannot_use():
         for spoil in (cut, Path.unlink, other, scaled(math.nan), scaled(1e38)):  # gradients are inf - inf
             spoil(middle)
             ends(2, f"{words} --overwrite", "000003.pt", task=Stability)
-            assert not measured.exists() or snapshots() == [["1", "2"]] * 4
+            assert snapshots() == [["1", "2"]] * 4
             middle.write_bytes(whole)
         for damage in ([], {"rare/rare": {}}, {name: {"1": "a"} for name in reverse.CONDITIONS}):
             files.write_json(measured, read_json(measured) | {"by_condition": damage})
@@ -1832,7 +1879,7 @@ def test_windows_and_initial_weights():
     count = (len(A_TEXT) - CUT - 1) // 5  # perplexity is that of consecutive windows
     logits = fresh.model(task.valid[: 5 * count].view(count, 5)).flatten(0, 1).double()
     wanted = F.cross_entropy(logits, task.valid[1 : 5 * count + 1]).exp()
-    assert abs(task.evaluate(fresh.model, fresh.engine)["valid_perplexity"] / wanted - 1) < 1e-6
+    assert abs(task.evaluate(fresh.model, fresh.engine)["valid_perplexity"] / wanted - 1) < 1e-5
 
 
 def test_tokenizers():
@@ -1891,7 +1938,7 @@ def test_bad_input_to_lm_shakespeare():
     cases = """--context 9 --positions 8 --pe learned ~ no larger --context
         --positions 8 ~ --positions 8 needs a learned --pe | --width 6 ~ must be even, got 3
         --width 7 --heads 7 --pe sin ~ must be even, got 7 | --context 100000 ~ longer text
-        --data data ~ at --data data | --context 1000000000 ~ GiB of memory
+        --data data ~ at --data data | --context 1000000000 --batch 100000 ~ GiB of memory
         --heads 3 ~ --heads 3 does not divide --width 16
         --sample ROMEO ~ no trained trial in runs/lm_shakespeare/transformer-rotary-char-T8"""
     cases = [(A_FILE, *case.strip().split(" ~ ")) for case in re.split(r" \| |\n", cases)]
@@ -1959,7 +2006,10 @@ def test_packed_paragraphs_equal_padded_ones():
         lm_tokens([[3, 7]])
         none = lm_task().training_episode(1)
         none.known.zero_()
-    for kind, pe in [*itertools.product(("gru", "lstm"), ENCODINGS[:5]), ("lstm", "learned --combine add")]:
+    for kind, pe in [
+        *itertools.product(("gru", "lstm"), ("none", "dup", *TABLES)),
+        ("lstm", "learned --combine add"),
+    ]:
         with workplace():
             lm_tokens()
             task = lm_task(f"--model {kind} --pe {pe} --batch {len(PIECES) - 1}")
@@ -1987,13 +2037,18 @@ def test_packed_paragraphs_equal_padded_ones():
 
 def test_epochs_are_permutations_and_the_unigram_model_by_hand():
     with workplace():
-        for count, batch in ((7, 3), (7, 7), (3, 10), (1, 4), (50, 1), (4, 4)):
+
+        def epochs(count, batch, iterations):
             lm_tokens([[1, 2]] * count)
-            task, iterations = lm_task(f"--batch {batch} --seed 3"), 2400 if count == 4 else 9 * count
+            task = lm_task(f"--batch {batch} --seed 3")
             drawn = list(itertools.chain(*(task.chosen(i).tolist() for i in range(1, 1 + iterations))))
-            epochs = [tuple(drawn[n : n + count]) for n in range(0, len(drawn), count)]
-            assert all(sorted(epoch) == list(range(count)) for epoch in epochs), "one was drawn twice or lost"
-        assert_uniform(epochs, 24)
+            found = [tuple(drawn[n : n + count]) for n in range(0, len(drawn), count)]
+            assert all(sorted(epoch) == list(range(count)) for epoch in found), "one was drawn twice or lost"
+            return found
+
+        for count, batch in ((7, 3), (7, 7), (3, 10), (1, 4), (50, 1)):
+            epochs(count, batch, 9 * count)
+        assert_uniform(epochs(4, 4, 2400), 24)
         lm_tokens()
         seen = Counter(itertools.chain(*PIECES))
         shares = [(seen[n] + 1) / (sum(LENGTHS) + 40) for x in PIECES for n in x[1:33] if n]
@@ -2018,17 +2073,18 @@ def test_language_model_learns_and_notices_another_text():
             assert "made with other text: text_sha256" in lm(words + more)[2]
 
 
+nothing = lambda tokens: None
 LM_REFUSED = [  # words, what is done to a text with tokens, what is said
-    ("--data elsewhere", Path.exists, "has no wiki.train.raw, wiki.valid.raw, wiki.test.raw"),
+    ("--data elsewhere", nothing, "has no wiki.train.raw, wiki.valid.raw, wiki.test.raw"),
     ("", lambda tokens: lm_text("another"), "python lm_wikitext.py --prepare"),
-    ("--model s4d", Path.exists, "use gru or lstm"),
-    ("--batch 1000000000 --hidden 1000000", Path.exists, "GiB of memory at least"),
+    ("--model s4d", nothing, "use gru or lstm"),
+    ("--batch 1000000000 --hidden 1000000", nothing, "GiB of memory at least"),
     ("", lambda tokens: lm_tokens([[1], [2]]), "no paragraph of train has two pieces"),
     ("", lambda tokens: lm_tokens([[5], [1, 0]]), "all pieces of train to be predicted are unknown"),
     ("", lambda tokens: lm_tokens([[1, 40]]), "train.tokens has piece 40, where the last one is 39"),
     ("", lambda tokens: flip(tokens / "train.tokens"), "is damaged: remove it, and --prepare makes it anew"),
     ("--prepare", lambda tokens: (tokens / "pieces.model").unlink(), "pieces.model'"),
-    ("--prepare --all", Path.exists, "--prepare does not go with --all or a range of seeds"),
+    ("--prepare --all", nothing, "--prepare does not go with --all or a range of seeds"),
 ]
 PREPARE_REFUSED = [  # what SentencePiece is needed for
     ("", lambda tokens: lm_text(" = A = ", "", " "), "wiki.train.raw has no paragraph"),
@@ -2045,6 +2101,8 @@ def test_language_model_refuses_in_one_line_and_creates_nothing():
         with workplace():
             spoil(lm_tokens())
             refuses(said, f"{SMALL} {words}", lm_wikitext.WikiText)
+    if not there:
+        raise Skip("but for the refusals of --prepare: SentencePiece is not installed")
 
 
 def test_tokens_are_those_of_sentencepiece():
@@ -2078,13 +2136,14 @@ def test_download_is_whole_or_not_at_all():
     whole, cut_off = packed.getvalue(), dict(side_effect=http.client.IncompleteRead(b"<html>"))
     contents = {"another file": b"<html>", "CRC": whole.replace(b"n text", b"N text"), "no tokens yet": whole}
     with workplace() as folder:
-        archive = folder / "archive"
+        archive, parked = folder / "archive", folder / "parked"
         with mock.patch("urllib.request.urlopen", **cut_off):
             refuses("IncompleteRead", f"{SMALL} --download", lm_wikitext.WikiText)
         for said, content in contents.items():
             archive.write_bytes(content)
-            page = (folder / "parked").write_bytes(b"<html>") and (folder / "parked").as_uri()
-            with mock.patch.object(lm_wikitext, "ADDRESSES", ["file:nowhere", page, archive.as_uri()]):
+            parked.write_bytes(b"<html>")
+            addresses = ["file:nowhere", parked.as_uri(), archive.as_uri()]
+            with mock.patch.object(lm_wikitext, "ADDRESSES", addresses):
                 code, _, err = lm("--download")
             assert code == 2 and err.count("\n") == 1 and said in err, err
             assert content == whole or not list(folder.rglob("*.*"))
@@ -2187,7 +2246,9 @@ def test_readme_commands_run():
                 words += ["--pe", "sin", "--device", "cpu"] + ["--vocab", "8"] * ("lm_s" not in script)
             run = report.main if script == "report.py" else functools.partial(cli.main, scripts[script])
             code, _, err = captured(run, words)
-            assert code in (0, None), (script, words, code, err)
+            assert code == 0, (script, words, code, err)
+    if "lm_wikitext.py" in cannot:
+        raise Skip("but for lm_wikitext.py's commands: SentencePiece is not installed")
 
 
 def test_readme_names_every_file_at_the_top():
@@ -2202,9 +2263,11 @@ def test_readme_answers_are_those_of_the_committed_results():
     bold = r"\| \*\*.*\| (\w+) \| (\w+) \| .*difference (\S+) \[(\S+), (\S+)\].*(p . [\d.]+)"
     rounded = lambda d, low, high, p: f"{float(d):+.2f} [{float(low):+.2f}, {float(high):+.2f}], {p}"
     rows = re.findall(bold, (HERE / "RESULTS.md").read_text())
-    claimed = {(scale, word, rounded(*numbers)) for scale, word, *numbers in rows}
-    answers = set(re.findall(r"\| [^|]*\?[^|]* \| (\w+)[^|]* \| (\w+) \| (.*?) \|", README))
-    assert len(answers) >= 5 and answers <= claimed, answers - claimed
+    claimed = iter([(scale, word, rounded(*numbers)) for scale, word, *numbers in rows])
+    answers = re.findall(r"\| [^|]*\?[^|]* \| (\w+)[^|]* \| (\w+) \| (.*?) \|", README)
+    assert len(answers) >= 5
+    for answer in answers:
+        assert answer in claimed, f"{answer} is not among the primary claims of RESULTS.md, in their order"
 
 
 # -- CUDA: what needs a card ---------------------------------------------------------------------------------
@@ -2393,7 +2456,9 @@ def main(words):
     if not counts.total():
         print(f"no test has {' or '.join(words)} in its name", file=sys.stderr)
         return 2
-    return 1 if counts["failed"] else 0
+    if counts["failed"]:
+        return 1
+    return 0 if counts["passed"] else 77  # nothing was tested
 
 
 if __name__ == "__main__":
