@@ -101,9 +101,8 @@ def recurrent_similarity(layer, inputs, target):
         backs.append(back)
 
     identity = torch.eye(layer.hidden_size).to(inputs).repeat(inputs.shape[1], 1, 1)
-    J = (
-        [identity, torch.zeros_like(identity)] if lstm else [identity]
-    )  # d h_out / d h and d c, (S, D, H) each
+    # d h_out / d h and d c, (S, D, H) each
+    J = [identity, torch.zeros_like(identity)] if lstm else [identity]
     for number, back in enumerate(reversed(backs[target:]), 1):
         J = back(*J)
         if number % RESCALED == 0:
