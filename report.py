@@ -204,8 +204,12 @@ def section_lines(section, out, folder):
 
 
 def command(section):
-    chosen = "".join(f" --{one}" for one in section.chosen)
-    return f"python {section.task.name}.py --scale {section.scale} --all {section.name}{chosen}"
+    """What runs its trials, with the text that they read where that is not the usual one."""
+    usual = flags.declare(section.task).defaults.get("data")
+    texts = {one.about.get("run", {}).get("data", usual) for one in section.outcomes.finished()}
+    more = [*section.chosen, *(f"data {text}" for text in sorted(texts - {usual}))]
+    words = "".join(f" --{one}" for one in more)
+    return f"python {section.task.name}.py --scale {section.scale} --all {section.name}{words}"
 
 
 def origin(outcomes):
