@@ -10,7 +10,7 @@
 
 Twice the iterations of the other tasks, as in the paper (Appendix A.1), which found it too hard for GRUs.
 Accuracy stays low for long before it climbs: at quick scale for the first third of the iterations. There a
-trial takes about a minute on one CPU core.
+trial takes half a minute on one CPU core.
 """
 
 from suite import cli

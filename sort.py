@@ -10,7 +10,7 @@
 
 The order of the input does not matter here, so the encoding has less to offer than in reverse ordering.
 --encode gives it while the integers are read (input) or answered (output) alone, to see where it helps.
-At quick scale a trial takes about a minute on one CPU core.
+At quick scale a trial takes half a minute on one CPU core.
 """
 
 from suite import cli

@@ -1471,11 +1471,12 @@ def test_the_points_of_a_picture_are_there_as_numbers():
         made_up(Reverse, words := "--scale smoke --seed 0-2 --model lstm")
         (path,) = re.findall(r"written: (.*fig3.*\.csv)", command(f"{words} --report fig3")[1])
         rows = list(csv.DictReader(Path(path).read_text().splitlines()))
-    found = Counter(tuple(row[k] for k in ("panel", "line", "mean", "low", "high", "n")) for row in rows)
+    names = "panel", "line", "mean", "low", "high", "n", "values"
+    found = Counter(tuple(row[k] for k in names) for row in rows)
     panels = [f"LSTM, {condition} (target/disturbants)" for condition in reverse.CONDITIONS]
     for panel, pe in itertools.product(panels, ("none", "sin")):
         values = [0.7 + 0.2 * (pe == "sin") + 0.001 * seed for seed in range(3)]
-        numbers = np.mean(values), *claims.bootstrap_interval(values), 3
+        numbers = np.mean(values), *claims.bootstrap_interval(values), 3, " ".join(map(str, values))
         assert found.pop((panel, pe, *map(str, numbers))) == 64
     assert not found and [row["x"] for row in rows[:64]] == [str(n) for n in range(1, 65)]
 

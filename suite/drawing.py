@@ -138,14 +138,15 @@ def caption(figure, scale, panels, lengths):
 
 
 def write_numbers(figure, path, outcomes):
-    """The points of a picture as a CSV file: means, their intervals, and of how many trials."""
-    rows = [["panel", "y", "line", "x", "mean", "low", "high", "n"]]
+    """The points of a picture as a CSV file: means, their intervals, and the values of all trials."""
+    rows = [["panel", "y", "line", "x", "mean", "low", "high", "n", "values"]]
     for panel in panels_of(figure, outcomes):
         for line, points in panel.lines.items():
             for x, values in points.items():
                 where = [" ".join(str(word).split()) for word in (panel.title, panel.y, line, x)]
                 low, high = bootstrap_interval(values) or ("", "")
-                rows.append([*where, float(np.mean(values)), low, high, len(values)])
+                each = " ".join(map(str, values))
+                rows.append([*where, float(np.mean(values)), low, high, len(values), each])
     path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
