@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -207,9 +208,10 @@ def command(section):
     """What runs its trials, with the text that they read where that is not the usual one."""
     usual = flags.declare(section.task).defaults.get("data")
     texts = {one.about.get("run", {}).get("data", usual) for one in section.outcomes.finished()}
-    more = [*section.chosen, *(f"data {text}" for text in sorted(texts - {usual}))]
-    words = "".join(f" --{one}" for one in more)
-    return f"python {section.task.name}.py --scale {section.scale} --all {section.name}{words}"
+    words = flags.command_line({"scale": section.scale, "all": section.name})
+    words += [f"--{one}" for one in section.chosen]
+    words += [word for text in sorted(texts - {usual}) for word in flags.as_words("data", text)]
+    return f"python {section.task.name}.py {shlex.join(words)}"
 
 
 def origin(outcomes):

@@ -250,12 +250,13 @@ def draw_line(axis, line, points, style):
     """With a marker at every point, or at none where they are many: a marker here and there misleads."""
     many = len(points) > 70
     style = style | dict(marker="" if many else style["marker"], markersize=4 if len(points) < 20 else 2)
-    xs, (means, errors) = list(points), means_and_errors(points)
-    if len(xs) == 1:  # a band of one point could not be seen
-        axis.errorbar(xs, means, errors, label=line, **style)
+    means, errors = means_and_errors(points)
+    if len(points) == 1:  # a band of one point could not be seen
+        axis.errorbar(list(points), means, errors, label=line, **style)
     else:
-        axis.plot(xs, means, label=line, **style)
-        axis.fill_between(xs, means - errors[0], means + errors[1], color=style["color"], alpha=0.15)
+        below, above = errors
+        axis.plot(list(points), means, label=line, **style)
+        axis.fill_between(list(points), means - below, means + above, color=style["color"], alpha=0.15)
 
 
 def draw_each(axis, line, points, style):
