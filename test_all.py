@@ -693,6 +693,16 @@ def test_a_small_trial_takes_one_thread():
         assert started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == of_job
 
 
+def test_onednn_makes_products_where_it_is_faster_and_exact():
+    for cpu, exact, switch in (("AMD", True, "bf16"), ("AMD", False, "none"), ("Intel", True, "none")):
+        with (
+            mock.patch.object(machine, "device_name", return_value=f"cpu: {cpu}"),
+            mock.patch.object(suite.compiling, "onednn_is_exact", return_value=exact),
+        ):
+            machine.prepare(machine.choose_engine(task_of(SMOKE), CPU), CPU)
+        assert torch.backends.mkldnn.matmul.fp32_precision == switch, (cpu, exact)
+
+
 def test_out_of_memory_is_one_line():
     if sys.platform != "linux":
         raise Skip("no /proc, and no limit on memory")

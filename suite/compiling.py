@@ -26,10 +26,8 @@ def compile_fault(device):
 
 @functools.cache
 def onednn_is_exact():
-    """Whether products of float32 keep their precision in oneDNN, to which "bf16" sends them on a CPU.
-
-    They do on CPUs without units for bf16, and on some of AMD's it is twice as fast as the default, MKL.
-    """
+    """Whether products of float32 keep their precision in oneDNN, to which "bf16" sends them on a CPU: they
+    do where it has no units for bf16."""
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
     before = torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
