@@ -693,14 +693,20 @@ def test_a_small_trial_takes_one_thread():
         assert started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == of_job
 
 
-def test_onednn_makes_products_where_it_is_faster_and_exact():
-    for cpu, exact, switch in (("AMD", True, "bf16"), ("AMD", False, "none"), ("Intel", True, "none")):
+def test_a_cpus_maker_decides_what_is_faster():
+    """oneDNN's products, where they are exact; and from which size on fast.py is."""
+    for maker, exact, switch, engine in (
+        ("AMD", True, "bf16", "torch"),
+        ("AMD", False, "none", "torch"),
+        ("Intel", True, "none", "fast"),
+    ):
         with (
-            mock.patch.object(machine, "device_name", return_value=f"cpu: {cpu}"),
+            mock.patch.object(machine, "device_name", return_value=f"cpu: {maker}"),
             mock.patch.object(suite.compiling, "onednn_is_exact", return_value=exact),
         ):
-            machine.prepare(machine.choose_engine(task_of(SMOKE), CPU), CPU)
-        assert torch.backends.mkldnn.matmul.fp32_precision == switch, (cpu, exact)
+            found = machine.choose_engine(task_of("--hidden 128 --batch 32"), CPU)
+        machine.prepare(found, CPU)
+        assert torch.backends.mkldnn.matmul.fp32_precision == switch and found.name == engine, (maker, exact)
 
 
 def test_out_of_memory_is_one_line():

@@ -72,14 +72,16 @@ class Engine:
         return {"engine": self.name} | {name: getattr(self, name) for name in names}
 
 
-def by_hand_is_faster(args):
-    """Whether fast.py is faster than torch.nn on a CPU: measured at hidden 64 to 512, batch 1 to 128, one
-    thread.
+def by_hand_is_faster(args, amd):
+    """Whether fast.py is faster than torch.nn on a CPU: measured at hidden 64 to 512, batch 1 to 128, on an
+    AMD EPYC with one thread and on an Intel Xeon with one and two.
 
     A step's work is about hidden^2 batch. torch.nn's LSTM has a kernel of oneDNN's, its GRU has none.
     """
-    least = {"lstm": 2**20, "s4d": 2**18}.get(args.model, 0)
-    return args.hidden**2 * args.batch >= least and (args.batch >= 32 or args.model != "lstm")
+    work = args.hidden**2 * args.batch
+    if args.model == "lstm":
+        return args.batch >= (32 if amd else 8) and work >= (2**20 if amd else 2**19)
+    return args.model != "s4d" or work >= (2**18 if amd else 2**16)
 
 
 def choose_engine(task, device):
@@ -91,7 +93,8 @@ def choose_engine(task, device):
     if asked == "fast" and not known:
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
     always = cuda or task.fast_at_every_size or asked == "fast"
-    chosen = known and (always or by_hand_is_faster(args))
+    amd = "AMD" in device_name(device)
+    chosen = known and (always or by_hand_is_faster(args, amd))
     wanted = chosen and cuda  # on a CPU it gains a tenth at most, and every trial would wait for it
     fault = compiling.compile_fault(device.type) if wanted else None
     return Engine(
@@ -101,7 +104,7 @@ def choose_engine(task, device):
         precision=args.precision or ("tf32" if cuda else "fp32"),
         graph=cuda and not args.no_graph,
         deterministic=args.deterministic,
-        onednn=not cuda and "AMD" in device_name(device) and compiling.onednn_is_exact(),
+        onednn=not cuda and amd and compiling.onednn_is_exact(),
     )
 
 
