@@ -93,7 +93,7 @@ def choose_engine(task, device):
     if asked == "fast" and not known:
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
     always = cuda or task.fast_at_every_size or asked == "fast"
-    amd = "AMD" in device_name(device)
+    amd = not cuda and "AMD" in device_name(device)
     chosen = known and (always or by_hand_is_faster(args, amd))
     wanted = chosen and cuda  # on a CPU it gains a tenth at most, and every trial would wait for it
     fault = compiling.compile_fault(device.type) if wanted else None
@@ -104,7 +104,7 @@ def choose_engine(task, device):
         precision=args.precision or ("tf32" if cuda else "fp32"),
         graph=cuda and not args.no_graph,
         deterministic=args.deterministic,
-        onednn=not cuda and amd and compiling.onednn_is_exact(),
+        onednn=amd and compiling.onednn_is_exact(),
     )
 
 
