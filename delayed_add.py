@@ -14,7 +14,17 @@ trial takes half a minute on one CPU core.
 """
 
 from suite import cli
-from suite.claims import ACCURACY, Claim, Figure, accuracy, at_scales, grows, helps, uniform_chance
+from suite.claims import (
+    ACCURACY,
+    AT_LARGEST,
+    Claim,
+    Figure,
+    accuracy,
+    at_scales,
+    grows,
+    helps,
+    uniform_chance,
+)
 from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONSTANT, WITH_CONTROLS, cross
 from suite.task import Task
 
@@ -67,7 +77,7 @@ FIGURES = {
 FIGURES |= beyond.figures(beyond.IN_ADDITION, "Delayed addition")
 GRU_FAILS = "GRUs, with the encoding or without, answer less than half (our number) even at this length"
 CLAIMS = [
-    *helps("fig7", "at the largest vocabulary", vocab=max),
+    *helps("fig7", AT_LARGEST, vocab=max),
     *at_scales(("paper", "desk", "smoke"), grows("fig7")),
     Claim("fig7-gru", GRU_FAILS, lambda outcome: 1 - accuracy(outcome), {}, 0.5, scales=("paper",)),
     *beyond.claims(beyond.IN_ADDITION),

@@ -99,15 +99,16 @@ BEYOND = "Beyond the paper"
 LEGEND = """\
 - **yes**: the 95% interval of the difference lies above zero; of a primary claim, the corrected p too is
   below .05.
-- **no**: the same below zero; the opposite is shown. Two comparisons double its p: either may show it.
+- **no**: the same below zero; the opposite is shown.
 - **undecided**: neither is shown.
 - **not enough trials**: fewer than three on a side.
 
-That something does *not* help is "no" where the interval lies above zero, however little, and else "yes"
-where it lies below the margin. Intervals and p-values (two-sided) are those of Welch's t test,
-or of a paired t test where two numbers of the same trials are compared. A claim over `none` and a control has
-to be true of both: the numbers are those of the weaker comparison. In tables and pictures the interval is the
-paper's, of a mean, by percentile bootstrap.
+Where a claim says that something does *not* help, *no* means that it does help, however little, and *yes*
+that a gain as large as the margin is excluded. Intervals and p-values (two-sided) are those of Welch's t
+test, or of a paired t test where two numbers of the same trials are compared. A claim over `none` and a
+control has to be true of both: the numbers are those of the weaker comparison, then the other's difference.
+Its opposite is shown where either comparison shows it, at twice the p, since there are two. In tables and
+pictures the interval is the paper's, of a mean, by percentile bootstrap.
 
 Claims in bold are **primary**: the few of the paper's sentences that its title rests on and, a family of
 their own, a few on what is beyond it. Their p-values are corrected by Holm's method among those of a scale;
@@ -238,8 +239,8 @@ def bench_parts(out):
     return parts, broken
 
 
-def page_lines(out, scales, seeds, folder):
-    """-> (the lines between the markers, what is wrong with files)"""
+def page_lines(out, scales, seeds, folder, tail):
+    """-> (the lines between the markers, what is wrong with files); `tail` stands below them."""
     found = sections(out, scales, seeds)
     if not any(one.outcomes.finished() for one in found):
         raise Refused(f"no trial of {' or '.join(scales)} scale is finished in --out {out}")
@@ -249,14 +250,15 @@ def page_lines(out, scales, seeds, folder):
         if one.outcomes.finished():
             texts.setdefault(part_of(one), []).append(one)
     order = [part for part in texts if part != BEYOND] + [BEYOND] * (BEYOND in texts)
-    contents = ["## Contents", ""]
+    contents = ["## Contents", "", f"- {link('All verdicts')}"]
     for part in order:
         contents.append(f"- {link(part)}")
         contents += [f"  - {link(heading_of(one))}: {one.figure.title}" for one in texts[part]]
-    contents += [f"- {link(heading)}" for heading in parts]
+    written = [line.removeprefix("## ") for line in tail if line.startswith("## ")]
+    contents += [f"- {link(heading)}" for heading in (*parts, *written)]
     waiting = [heading_of(one) for one in found if not one.outcomes.finished()]
     contents += ["", f"Nothing has run yet of: {'; '.join(waiting)}."] if waiting else []
-    lines = ["", *verdict_lines(found, scales), *contents, ""]
+    lines = ["", *contents, "", *verdict_lines(found, scales)]
     for part in order:
         lines += [f"## {part}", ""]
         for one in texts[part]:
@@ -285,7 +287,7 @@ def write_page(path, out, scales, seeds):
     """Make RESULTS.md anew between its markers, whole or not at all."""
     path = Path(os.path.realpath(path))  # a symbolic link stays one
     head, tail = kept(path)
-    lines, broken = page_lines(out, scales, seeds, path.parent)
+    lines, broken = page_lines(out, scales, seeds, path.parent, tail)
     files.write(path, "\n".join([*head, BEGIN, *lines, END, *tail]))
     print(*broken, sep="\n", end="\n" if broken else "")
     if not tables.CAN_DRAW:

@@ -410,6 +410,7 @@ RETRIEVED = "vanilla {model} answers Rare targets among Frequent disturbants (95
 DEGRADES = "vanilla {model} degrades as the vocabulary grows"
 LONGER = "twice the iterations do not help vanilla {model}"
 MORE_THAN = "the encoding helps more than twice the iterations"
+MORE_THAN_LARGER = "the encoding helps more than twice the batch"
 LARGER = "twice the batch does not help vanilla {model}"
 LSTM_EARLY = "vanilla LSTM among Rare disturbants is worse in the first quarter than after it"
 S4D_FIRST = "S4D, with the encoding or without, answers the integer read first in 96%"
@@ -432,6 +433,15 @@ def claims_of_fig2(figure, primary=False, growth=True):
     return found
 
 
+def helps_below_largest(scale, figure):
+    """Each model at each vocabulary but its largest, which has a claim of its own."""
+    cells, found = dict.fromkeys((row["model"], row["vocab"]) for row in GRIDS[scale][figure]), []
+    for model, vocab in cells:
+        if vocab < max(other for name, other in cells if name == model):
+            found += helps(figure, f"{name_of(model)} at K = {vocab}", model=model, vocab=vocab)
+    return at_scales((scale,), found)
+
+
 def rare_hurts(model):
     sides = dict(higher=NONE, lower=NONE, than=FREQUENT_AMONG_RARE)
     return Claim("fig3", RARE_HURTS, FREQUENT_AMONG_FREQUENT, **sides, where=model, primary=model == OF_LSTM)
@@ -444,6 +454,13 @@ CLAIMS = [
     *claims_of_fig2("fig2-full", primary=True),
     *claims_of_fig2("fig2-longer"),
     *claims_of_fig2("fig2-twice"),
+    *(
+        claim
+        for scale, grids in GRIDS.items()
+        for figure in ("fig2", "fig2-full", "fig2-longer", "fig2-twice")
+        if figure in grids
+        for claim in helps_below_largest(scale, figure)
+    ),
     Claim("fig2", ABOVE_95, accuracy, SIN, 0.95, where=OF_GRU, scales=PAPER),
     Claim("fig2", ABOVE_95, accuracy, SIN, 0.95, where=OF_LSTM, scales=PAPER),
     *(rare_hurts(model) for model in (OF_GRU, OF_LSTM, OF_S4D)),
@@ -466,6 +483,7 @@ CLAIMS = [
     *helps("fig12"),
     Claim("section4.1", LONGER, accuracy, NONE | BASE | dict(iterations=max), NONE | BASE, **NOT_HELPED),
     Claim("section4.1", MORE_THAN, accuracy, SIN | BASE, NONE | BASE | dict(iterations=max)),
+    Claim("section4.1", MORE_THAN_LARGER, accuracy, SIN | BASE, NONE | BASE | dict(batch=max)),
     Claim("section4.1", LARGER, accuracy, NONE | BASE | dict(batch=max), NONE | BASE, **NOT_HELPED),
 ]
 for figure, at in (("fig13", ""), ("fig14", " at varying length")):

@@ -1388,6 +1388,9 @@ def test_verdicts():
         loses = dict(higher=NONE, lower=SIN, metric=lambda outcome: 1 - outcome.metrics["a"])  # a distance
         for one in (claim, Claim(**(vars(claim) | loses))):
             assert claims.judge(one, Outcomes(cells)).word == word, (control, one)
+    weaker, other = claims.judge(claim, Outcomes(cells)).numbers.split("; ")  # of the last control
+    assert weaker.startswith("over constant: 0.6100 (n=3) against 0.7100 (n=3), difference -0.1000 [")
+    assert other.startswith("over none: +0.1000 [+0.0"), other
     found = claims.Verdict(claim, Difference(1, 0, (5, 5), 0.4, 8), "", 0.02)
     assert (found.word, claims.correct([found], 10)[0].word) == (YES, UNDECIDED)
 
@@ -1397,6 +1400,18 @@ def test_the_largest_of_a_filtered_grid_is_not_its_smallest():
     longer = none_and_sin([0.8, 0.8, 0.9], [0.5, 0.6, 0.7], iterations=4)
     sides = dict(higher=SIN | dict(iterations=min), lower=NONE | dict(iterations=max))
     assert [judged(cells, **sides)[0], judged(cells + longer, **sides)[0]] == [claims.TOO_FEW, claims.NO]
+
+
+def test_help_is_claimed_once_at_every_vocabulary():
+    for scale, figure, cells in (("paper", "fig2", 18), ("desk", "fig2", 9), ("desk", "fig2-twice", 6)):
+        outcomes = Outcomes([(flags, None) for flags in Reverse.grids[scale][figure]])
+        rows = claims.claims_of(Reverse, figure, scale)
+        texts = [claim.text for row in rows for claim in claims.expand(row, outcomes)]
+        found = re.findall(r"the encoding helps (\w+) at K = (\d+)(, the largest)?", "\n".join(texts))
+        largest = {(model, max(int(k) for other, k, _ in found if other == model)) for model, *_ in found}
+        assert len({(model, k) for model, k, _ in found}) == len(found) == cells, (figure, found)
+        assert {(model, int(k)) for model, k, at_largest in found if at_largest} == largest, figure
+    assert "the encoding's help for LSTM grows from K = 64 to 1024, in log-odds" in texts
 
 
 def test_every_claim_finds_its_trials_and_few_are_primary():
@@ -1472,7 +1487,7 @@ def test_broken_files_are_named_and_the_others_reported():
         reports("--write R.md --scale smoke")
         assert "of different texts" in Path("R.md").read_text()
         whole_grid, part = (command(f"--scale smoke --report fig2 {vocab}")[1] for vocab in ("", "--vocab 8"))
-        assert "at the largest" in whole_grid and "of 6 trials" in part and "at the largest" not in part, part
+        assert "16, the largest" in whole_grid and "of 6 trials" in part and "the largest" not in part, part
         Path("runs/bench").mkdir()
         Path("runs/bench/bad.json").write_text('{"configurations": {"a": 1}}')
         for rows, content in zip(("5,x,1,1,1", "5,1", "5,1,nan,1,1"), (bad[1], bad[3], bad[7])):
@@ -1509,8 +1524,9 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
         page.symlink_to("elsewhere.md")
         page.write_bytes((head + made + "an old line\n" + report.END + tail).encode())
         reports(words)
-        text = head + made + report.END + tail
-        assert page.is_symlink() and page.read_bytes().decode() == text
+        written, linked = page.read_bytes().decode(), "- [Machines](#machines)\n"
+        assert page.is_symlink() and written.count(linked) == 1
+        assert written.replace(linked, "") == head + made + report.END + tail
         assert "python sort.py --scale smoke --all fig12" in made and "0123456" in made
         headings = re.findall(r"^#+ (.*)", made, re.MULTILINE)
         assert len(set(headings)) == len(headings) >= 5
@@ -2285,6 +2301,28 @@ def test_readme_answers_are_those_of_the_committed_results():
     assert len(answers) >= 5
     for answer in answers:
         assert answer in claimed, f"{answer} is not among the primary claims of RESULTS.md, in their order"
+
+
+def test_readme_accuracies_are_those_of_the_committed_results():
+    """Its first table: every mean, how many seeds it has, and bold where that help is a verdict."""
+    page, cells = (HERE / "RESULTS.md").read_text(), lambda line: [x.strip() for x in line.split("|")[1:-1]]
+    table = re.search(r"\| token accuracy.*?(?=\n\n)", README, re.DOTALL)[0].splitlines()
+    heading, *rows = [cells(line)[1:] for line in table[:1] + table[2:]]
+    encodings = [re.findall(r"`(\w+)`", line)[0] for line in table[2:]]
+    assert encodings == ["none", "constant", "sin"] and len(heading) >= 12
+    model = ""
+    for name, *shown in zip(heading, *rows):
+        model = (re.findall("GRU|LSTM|S4D", name) or [model])[0]
+        figure, vocab = "fig2-twice" if "twice" in name else "fig2", re.findall(r"\b\d+", name)[0]
+        part = page.split(f"### reverse.py {figure}, desk scale")[1].split("\n### ")[0]
+        for pe, cell in zip(encodings, shown):
+            row = rf"^{model.lower()} +{pe} +{vocab} +\S+ +\S+ +(\S+) +\[.*?\] +(\d)"
+            mean, n = re.findall(row, part, re.MULTILINE)[0]
+            digits = cell.strip("*")
+            assert abs(float(digits) - float(mean)) <= 0.51 * 10 ** -len(digits.split(".")[1]), (name, pe)
+            assert int(n) == (3 if "°" in name else 5), (name, pe)
+        word = re.findall(rf"^(\w+): the encoding helps {model} at K = {vocab}\b", part, re.MULTILINE)
+        assert shown[2].startswith("**") is (word == [YES]), (name, word)
 
 
 # -- CUDA: what needs a card ---------------------------------------------------------------------------------

@@ -89,10 +89,13 @@ class Outcomes:
         self.trials = trials
         self.rows = [flags for flags, _ in trials] if rows is None else rows
 
+    def resolved(self, flags):
+        """The flags; a value of min or max becomes the smallest or largest of the grid."""
+        return {k: v(self.values_of(k)) if callable(v) and self.rows else v for k, v in flags.items()}
+
     def where(self, **flags):
-        """Those with these flags; a value of min or max stands for the smallest or largest of the grid."""
-        for k, v in flags.items():
-            flags[k] = v(self.values_of(k)) if callable(v) and self.rows else v
+        """Those with these flags, `resolved`."""
+        flags = self.resolved(flags)
         has = lambda row: all(row.get(k) == v for k, v in flags.items())
         return Outcomes([t for t in self.trials if has(t[0])], [row for row in self.rows if has(row)])
 
@@ -248,14 +251,14 @@ class Claim:
     than=last says that without an encoding the first is above the last.
 
     With `controls` it must be true of the cell without encoding and of a control in its place, the first of
-    them that has run. Its p-value is the larger of the two, and the numbers are those of that comparison.
+    them that has run. Its p-value is the larger of the two; the numbers begin with that comparison's.
 
     With a margin it claims that there is no gain: higher=DUP, lower=NONE, margin="0.02" is `no` where the
     interval lies above zero, however little, else `yes` where it lies below .02 (a loss is no gain).
     """
 
     figure: str
-    text: str  # {model}, {vocab}, ... stand for the values in `where` and of `per`
+    text: str  # {model}, ... stand for the values in `where` and of `per`, {higher[vocab]} for a side's
     metric: Callable  # an Outcome -> a number
     higher: dict  # flags that leave one cell
     lower: dict | float  # flags of one cell; or a number, and the mean of every cell of `higher` is above it
@@ -281,6 +284,7 @@ class Verdict:
     why: str = ""  # there are not enough
     shown: float = 1.0  # p-value of the claim, one-sided
     opposite: float = 1.0  # and of its opposite
+    beside: tuple = ()  # Differences: the other comparisons of a claim with `controls`
 
     @property
     def word(self):
@@ -301,7 +305,11 @@ class Verdict:
         means = f"{label}{d.higher:.4f}{n} against {d.lower:.4f}{m}"
         margin = f", margin {self.claim.margin}" if self.claim.margin else ""
         p_value = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
-        return f"{means}, difference {d.value:+.4f} [{low:+.4f}, {high:+.4f}]{margin}, {p_value}"
+        numbers = f"{means}, difference {d.value:+.4f} [{low:+.4f}, {high:+.4f}]{margin}, {p_value}"
+        for other in self.beside:
+            low, high = other.interval()
+            numbers += f"; {other.label}: {other.value:+.4f} [{low:+.4f}, {high:+.4f}]"
+        return numbers
 
 
 def expand(claim, outcomes):
@@ -309,8 +317,10 @@ def expand(claim, outcomes):
     sides = [side for side in (claim.higher, claim.lower) if isinstance(side, dict)]
     for value in dict.fromkeys(flags.get(claim.per) for flags, _ in outcomes.where(**claim.where).trials):
         where = claim.where | ({claim.per: value} if claim.per else {})
-        if all(outcomes.where(**where).where(**side).trials for side in sides):
+        subject = outcomes.where(**where)
+        if all(subject.where(**side).trials for side in sides):
             words = {k: name_of(v or "") if k == "model" else v for k, v in where.items()}
+            words |= {name: subject.resolved(side) for name, side in zip(("higher", "lower"), sides)}
             yield replace(claim, text=claim.text.format(**words), where=where, per="")
 
 
@@ -340,7 +350,8 @@ def decided(claim, differences, why):
         return Verdict(claim, why=why)
     shown, opposite = zip(*(p_values(claim, one) for one in differences))
     worst = max(range(len(shown)), key=lambda i: (shown[i], -differences[i].value))
-    return Verdict(claim, differences[worst], "", shown[worst], min(1.0, len(shown) * min(opposite)))
+    beside = tuple(differences[:worst] + differences[worst + 1 :]) if claim.controls else ()
+    return Verdict(claim, differences[worst], "", shown[worst], min(1.0, len(shown) * min(opposite)), beside)
 
 
 def p_values(claim, d):
@@ -474,19 +485,22 @@ def helps(figure, whom="", metric=accuracy, per="", primary=False, **at):
     return gains(figure, f"the encoding helps {whom}".strip(), SIN | at, metric, per, primary, **at)
 
 
+AT_LARGEST = "at K = {higher[vocab]}, the largest"
+
+
 def helps_at_largest(figure, primary=False):
     """The encoding helps every model at its largest vocabulary, and in edit distance too."""
-    where, large = "at the largest vocabulary", dict(vocab=max)
-    lowers = f"the encoding lowers {{model}}'s edit distance {where}"
+    large, lowers = dict(vocab=max), f"the encoding lowers {{model}}'s edit distance {AT_LARGEST}"
     return [
-        *helps(figure, f"{{model}} {where}", per="model", primary=primary, **large),
+        *helps(figure, f"{{model}} {AT_LARGEST}", per="model", primary=primary, **large),
         Claim(figure, lowers, distance, NONE | large, SIN | large, controls=CONTROLS, per="model"),
     ]
 
 
 def grows(figure, metric=accuracy, primary=False, measured=""):
     """The encoding helps more, the larger the vocabulary."""
-    text = f"the encoding's help for {{model}} grows with the vocabulary{measured}"
+    range_of = "from K = {lower[vocab]} to {higher[vocab]}"
+    text = f"the encoding's help for {{model}} grows {range_of}{measured}"
     small, large = SIN | dict(vocab=min), SIN | dict(vocab=max)
     more = dict(over=NONE, controls=CONTROLS, per="model", primary=primary)
     return [Claim(figure, text, metric, large, small, **more)]
