@@ -29,8 +29,8 @@ Departures: there is no command, so the embedding has K rows; only gru and lstm 
 
 from suite import cli, fast, tables
 from suite.claims import NONE, SIN, Claim, Figure, metric, name_of
-from suite.fetch import fetch, put
-from suite.files import read_usable_json
+from suite.fetch import fetch
+from suite.files import put, read_usable_json
 from suite.flags import SEEDS, SMOKE, cross
 from suite.progress import say, say_once
 from suite.task import Task
@@ -127,6 +127,10 @@ class WikiText(Task):
                 raise Refused(f"no tokens yet: python {self.name}.py --prepare {words} makes them")
             make_tokens(files, text, self.vocab, folder)
         self.splits, pieces = read_tokens(folder, self.vocab, self.length)
+        train = self.splits["train"]
+        if (predicted := train.counts.sum()) < len(train.tokens) / 2:
+            of = f"of {len(train.tokens):,} training tokens only {predicted:,} are predicted"
+            say_once(f"{of}: at most --length {self.length} of a paragraph, which is a line of the text")
         if a.prepare:
             say(f"tokens in {folder}")
             return 0
@@ -344,8 +348,8 @@ def make_tokens(files, text, vocab, folder):
     """Write the tokens of a text. about.json, with the hashes of all files, comes last: then all is whole."""
     try:
         import sentencepiece
-    except ImportError:
-        raise Refused("tokenising needs SentencePiece: pip install sentencepiece") from None
+    except ImportError as error:
+        raise Refused(f"tokenising needs SentencePiece: pip install sentencepiece ({error})") from None
     texts = {split: read_paragraphs(path) for split, path in files.items()}
     model = learn_pieces(sentencepiece, texts["train"], vocab)
     folder.mkdir(parents=True, exist_ok=True)

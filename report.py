@@ -43,6 +43,13 @@ STATES = ["done", "running", "stopped", "not finite", "missing"]
 
 def progress(folder):
     """-> (state, iterations done, seconds spent, what is wrong with its files), as of its last save."""
+    try:
+        return progress_in(folder)
+    except OSError as error:  # another user's folder
+        return "missing", 0, 0.0, [str(error)]
+
+
+def progress_in(folder):
     faults, state = [], "stopped" if folder.exists() else "missing"
     if (folder / files.DIVERGED).exists():
         state = "not finite"
@@ -288,7 +295,7 @@ def write_page(path, out, scales, seeds):
     path = Path(os.path.realpath(path))  # a symbolic link stays one
     head, tail = kept(path)
     lines, broken = page_lines(out, scales, seeds, path.parent, tail)
-    files.write(path, "\n".join([*head, BEGIN, *lines, END, *tail]))
+    files.put(path, "\n".join([*head, BEGIN, *lines, END, *tail]))
     print(*broken, sep="\n", end="\n" if broken else "")
     if not tables.CAN_DRAW:
         print("matplotlib is not installed, so no picture was drawn: those that were there are shown")

@@ -64,6 +64,7 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
     return torch.cat(pairs).unbind(1)
 
 
+TRAIN_ANEW = "reverse.py --dual-freq --overwrite trains it anew"
 AT_ONCE = 64  # pairs: enough to keep a device busy; at H = 512 the Jacobians of so many need 1 GiB
 
 
@@ -290,8 +291,7 @@ class Stability(DualFrequency):
             raise Refused(f"{self.folder} has no snapshots: {self.how_to_get_snapshots()}")
         if lost := [snapshot.name for snapshot in missing.values() if not snapshot.exists()]:
             names = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-            how = "reverse.py --dual-freq --overwrite trains it anew"
-            raise Refused(f"{self.folder}/snapshots lacks {names}: {how}")
+            raise Refused(f"{self.folder}/snapshots lacks {names}: {TRAIN_ANEW}")
         lock_path = self.folder / "stability.lock"
         if (lock := files.lock(lock_path)) is None:
             say(f"{self.folder} is being evaluated by {files.holder(lock_path)}", file=sys.stderr)
@@ -371,10 +371,14 @@ class Stability(DualFrequency):
             if stop.requested:
                 return STOPPED
             started = time.perf_counter()
-            load_weights(model, snapshot, device)
-            means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
-            if not all(map(math.isfinite, means)):
-                raise Refused(f"{snapshot} cannot be used: the stability of its gradients is not finite")
+            try:
+                load_weights(model, snapshot, device)
+                means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
+                if not all(map(math.isfinite, means)):
+                    what = "the stability of its gradients is not finite"
+                    raise Refused(f"{snapshot} cannot be used: {what}")
+            except Refused as error:
+                raise Refused(f"{error}; {TRAIN_ANEW}") from None
             for condition, mean in zip(CONDITIONS, means):
                 content["by_condition"][condition][str(iteration)] = mean
             content["seconds"] += (took := time.perf_counter() - started)

@@ -717,6 +717,7 @@ def test_out_of_memory_is_one_line():
         child = fork(f"{SMOKE} --batch 100000 --hidden 64", used + 2**28, resource.RLIMIT_AS)
         assert wait(child) == trial.FAILED and "Traceback" not in log(), log()
         assert log().splitlines()[-1].startswith("reverse.py: out of memory: lower --batch"), log()
+        assert "checkpoints are kept" not in log()
 
 
 # -- suite/files.py, trial.py: whatever disturbs a trial, it ends with the same bits -------------------------
@@ -1006,6 +1007,9 @@ def test_the_fingerprint_of_a_trials_code_is_that_of_its_script_and_of_common():
         for text in ("x = 1", "x = 2"):
             Path("other.py").write_text(text)
             found += [code(one), code(task_of(SMOKE, Sort))]
+        Path("alias.py").symlink_to(reverse.__file__)
+        with mock.patch.object(reverse, "__file__", "alias.py"):
+            assert machine.script_of(one) == Path(reverse.__file__).resolve()
     assert len(set(found)) == 5 and len(set(found[:3])) == 1, found
 
 
@@ -1059,6 +1063,7 @@ REFUSED = """
     --vocab 2 --length 3 --held-out 5 ~ half is the limit | --pe rotary ~ --pe | --list fig99 ~ fig99
     --list fig2 --vocab 31 ~ that --vocab: there is 8, 16 | --list fig2 --all fig2 ~ --list and --all
     --scale desk --list fig2 --lr 1 ~ 50 of these 150 trials | --jobs 2 ~ --jobs is for --all | --out= ~ empty
+    --all= ~ empty
     --scale quick --list --min-length 9 ~ trials of all figures have their own --min-length
     --list fig14 --min-length 9 ~ that --min-length: there is 4
     --min-length 1 --vocab 32 --held-out 17 ~ half of the 32 sequences of length 1
@@ -1091,6 +1096,17 @@ def test_bad_input_is_refused_in_one_line_and_creates_nothing():
             name, _, others = words.partition(" ")
             words = others if name in tasks else words
             refuses(said, f"--scale smoke {words}", tasks.get(name, Reverse))
+
+
+def test_what_a_shell_leaves_as_it_is():
+    """A ~ behind =, a variable that was not set, and closed streams, whose numbers no file may take."""
+    assert task_of("--out=~/mine").args.out == os.path.expanduser("~/mine")
+    with workplace(), mock.patch.dict(os.environ, OMP_NUM_THREADS="", PYTHONPATH=str(HERE)):
+        unset = "import os, suite; raise SystemExit('OMP_NUM_THREADS' in os.environ)"
+        opened = "import os, suite; raise SystemExit(os.open('file', os.O_CREAT) < 3)"
+        for code, closing in ((unset, ""), (opened, ">&- 2>&-"), (opened, "<&-")):
+            words = ["sh", "-c", f'"$0" -c "$1" {closing}', sys.executable, code]
+            assert subprocess.run(words, check=False).returncode == 0, (code, closing)
 
 
 def test_other_flags_are_refused():
@@ -1473,6 +1489,19 @@ def test_broken_files_are_named_and_the_others_reported():
         # of so many trials: done, running, stopped, not finite, missing; time spent, and left
         with files.lock(folders[-1] / "lock"):
             assert states()[2:4] == ["1", "0"]
+        exists, whose = Path.exists, folders[0] / files.DIVERGED
+
+        def denied(path):
+            if path == whose:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return exists(path)
+
+        with mock.patch.object(Path, "exists", denied):  # as of another user's folder
+            (folders[0] / "result.json").rename("kept")
+            assert f"cannot be read: [Errno 13] Permission denied: '{whose}'" in reports("--scale smoke")
+            code, out, _ = command("--scale smoke --report")
+            assert code == 0 and f"left out: [Errno 13] Permission denied: '{whose}'" in out
+            Path("kept").rename(folders[0] / "result.json")
         bad = [b"", b'{"metrics": {"token_acc', b"[]", b"\xff\xfe", without("metrics", [1]), b"[" * 10**5]
         bad += [without("seconds", x) for x in ("5", math.nan, 1e308, -1)] + [without("config", 3)]
         bad += [without("config", {"pe": "dup"})]  # a folder that was copied
@@ -1533,6 +1562,9 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
         for target in re.findall(r"\]\((.*?)\)", made):
             known = target[1:] in map(report.anchor, headings)
             assert known if target[0] == "#" else 1000 < Path(target).stat().st_size < 60_000
+        pictures = lambda: {path: path.read_bytes() for path in Path("results").rglob("*.svg")}
+        before = pictures()
+        assert command("--scale smoke --out results --report", Sort)[0] == 0 and pictures() == before
         made_up(Sort, "--scale smoke --out results --seed 7")  # another page, of other pictures
         with mock.patch.object(tables, "draw") as drawn:
             reports("--write other.md --out results --scale smoke --seed 7")
@@ -1541,6 +1573,8 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
         assert bool(stems) == tables.CAN_DRAW and all("seed=7" in stem for stem in stems)
         with mock.patch.object(tables, "draw", side_effect=OSError("no space")):
             assert ("svg is not drawn: no space" in reports(words)) == tables.CAN_DRAW
+        with mock.patch.object(tables, "draw", side_effect=ImportError("of another NumPy")):
+            assert ("svg is not drawn: ImportError('of another" in reports(words)) == tables.CAN_DRAW
         with no_pictures():  # and with another --out, of which nothing is finished
             assert "matplotlib is not installed" in reports(words)
         text = page.read_text()
@@ -1816,7 +1850,7 @@ def test_stability_refuses_what_it_cannot_use():
         whole = middle.read_bytes()
         for spoil in (cut, Path.unlink, other, scaled(math.nan), scaled(1e38)):  # gradients are inf - inf
             spoil(middle)
-            ends(2, f"{words} --overwrite", "000003.pt", task=Stability)
+            ends(2, f"{words} --overwrite", "000003.pt", "trains it anew", task=Stability)
             assert snapshots() == [["1", "2"]] * 4
             middle.write_bytes(whole)
         for damage in ([], {"rare/rare": {}}, {name: {"1": "a"} for name in reverse.CONDITIONS}):
@@ -2124,6 +2158,14 @@ PREPARE_REFUSED = [  # what SentencePiece is needed for
     ("", lambda tokens: Path("data/wiki.test.raw").write_bytes(b"a\nc\xff\n"), "begins b'c\\xff"),
     ("--vocab 5000", lambda tokens: lm_text("a cat sat"), "lower it, or use --scale quick"),
 ]
+
+
+def test_a_text_of_long_lines_is_told():
+    for length, told in ((32, False), (500, True)):
+        with workplace():
+            lm_tokens([np.arange(length) % 40])
+            said = captured(lm_task)[2]
+            assert ("of 500 training tokens only 32 are predicted" in said) is told, said
 
 
 def test_language_model_refuses_in_one_line_and_creates_nothing():
@@ -2482,11 +2524,14 @@ def test_cuda_out_of_memory_is_one_line():
 
 
 def main(words):
-    if words[:1] == ["--fixture"]:
+    if not __debug__:
+        print("python -O and PYTHONOPTIMIZE leave out assertions: nothing would be tested", file=sys.stderr)
+        return 2
+    if words[:1] == ["--fixture"] and len(words) == 2:
         cases = ", ".join(check_fixture(words[1]))
         print(f"logits, loss, gradients and, where given, stability agree: {cases}")
         return 0
-    if words[:1] == ["--on-card"]:
+    if words[:1] == ["--on-card"] and words[1:2] and words[1] in globals():
         globals()[words[1]].__wrapped__()
         return 0
     if words[:1] in (["-h"], ["--help"]):

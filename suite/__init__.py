@@ -38,6 +38,14 @@ def interrupt(number, frame):
     raise KeyboardInterrupt
 
 
+# A standard stream that is closed leaves its number to the next file, such as a checkpoint.
+while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+    pass
+os.close(opened)
+
+if not os.environ.get("OMP_NUM_THREADS"):  # an empty one, of a variable that was not set, counts as none
+    os.environ.pop("OMP_NUM_THREADS", None)
+
 with contextlib.suppress(AttributeError):  # it is closed, or no file
     # What the terminal's or the log's encoding lacks is shown as \xe9: it must not end a trial.
     sys.stdout.reconfigure(errors="backslashreplace")

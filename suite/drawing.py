@@ -150,7 +150,7 @@ def write_numbers(figure, path, outcomes):
     path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    files.write(path.with_suffix(".csv"), text.getvalue())
+    files.put(path.with_suffix(".csv"), text.getvalue())
 
 
 def draw(figure, scale, path, outcomes, kinds):
@@ -158,7 +158,9 @@ def draw(figure, scale, path, outcomes, kinds):
     import matplotlib
 
     panels = panels_of(figure, outcomes)
-    with matplotlib.rc_context(LOOKS):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever a matplotlibrc says
+        matplotlib.rcParams.update(LOOKS)
         picture = draw_panels(figure, panels)
         lengths = set().union(*(panel.lengths for panel in panels))
         for axis, panel in zip(picture.axes, panels):
@@ -169,7 +171,7 @@ def draw(figure, scale, path, outcomes, kinds):
         for kind in kinds:
             drawn = io.BytesIO()
             picture.savefig(drawn, format=kind[1:], dpi=150, metadata={"Date": None})
-            files.write(path.with_suffix(kind), drawn.getvalue())
+            files.put(path.with_suffix(kind), drawn.getvalue())
 
 
 def draw_panels(figure, panels):

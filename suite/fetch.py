@@ -5,18 +5,9 @@ from suite.progress import say
 
 import hashlib
 import http.client
-import os
-import platform
 import urllib.request
 
 from common import Refused
-
-
-def put(path, content):
-    """Write the file `path`. Several processes may do so at once: each writes its own and renames it."""
-    own = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}")
-    files.write(own, content)
-    own.rename(path)
 
 
 def fetch(addresses, path, is_whole):
@@ -35,7 +26,7 @@ def fetch(addresses, path, is_whole):
             continue
         if is_whole(content):
             path.parent.mkdir(parents=True, exist_ok=True)
-            put(path, content)
+            files.put(path, content)
             return
         faults.append(f"{address}: another file, of SHA-256 {hashlib.sha256(content).hexdigest()}")
     raise Refused(f"no download: {'; '.join(faults)} (or bring the file to {path} in another way)")

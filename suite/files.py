@@ -42,6 +42,13 @@ def write(path, content, keep=None):
         raise OSError(error.errno, error.strerror, str(path)) from None  # a full disk names no file
 
 
+def put(path, content):
+    """As `write`, where several processes may write a file at once: each has a temporary one of its own."""
+    own = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}")
+    write(own, content)
+    own.rename(path)
+
+
 def is_of_the_disk(error):
     """Whether the disk failed, full or broken, rather than that a name is wrong."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)

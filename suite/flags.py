@@ -20,6 +20,7 @@ import argparse
 import functools
 import itertools
 import math
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -102,16 +103,20 @@ def one_line(text):
 
 def file_path(text):
     """A file's, to be read or written."""
-    path = Path(one_line(text))
+    path = Path(os.path.expanduser(one_line(text)))
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is no file in a folder that exists")
     return path
 
 
-def folder(text):
+def not_empty(text):
     if not text:
         raise argparse.ArgumentTypeError("it is empty: an unset variable?")
     return one_line(text)
+
+
+def folder(text):
+    return os.path.expanduser(not_empty(text))  # a shell leaves the ~ of --out=~/runs as it is
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -240,7 +245,7 @@ def run_flags(flag):
 
 
 def many_flags(flag, task):
-    figure = dict(nargs="?", const="", metavar="FIGURE")
+    figure = dict(nargs="?", const=False, type=not_empty, metavar="FIGURE")  # False: all figures
     flag("--scale", "paper", "set of defaults and grids", choices=list(task.scales))
     flag("--list", None, f"print a command per trial: {', '.join(task.figures)}", **figure)
     flag("--all", None, "run them, --jobs at a time, then report", **figure)
@@ -406,8 +411,8 @@ def fault_of_grid(task, scale, name, rows):
             return f"has several values of {differ[0]}, which is declared to change no result"
 
 
-def figure_grids(task, scale, figure=""):
-    """{figure: its rows} of a scale; it must have the figure that is named."""
+def figure_grids(task, scale, figure=False):
+    """{figure: its rows} of a scale; it must have the figure, if one is named."""
     refuse_wrong_grids(task)
     grids = task.grids.get(scale, {})
     if figure and figure not in grids:
@@ -418,7 +423,7 @@ def figure_grids(task, scale, figure=""):
 
 
 def grid(task, args, given, figure):
-    """[Listed] of a figure's trials, or of all figures' for ''; a flag of None is left at its default.
+    """[Listed] of a figure's trials, or of all figures' for False; a flag of None is left at its default.
 
     A given flag that the grid sets too keeps only the trials that agree, but seeds stand in place of the
     grid's; the others go into every command.
@@ -436,7 +441,7 @@ def grid(task, args, given, figure):
 
 
 def rows_of(task, args, given, figure):
-    """The rows of a figure's grid, or of all figures' for ''; given seeds stand in place of the grid's."""
+    """The rows of a figure's grid, or of all figures' for False; given seeds stand in place of the grid's."""
     grids = figure_grids(task, args.scale, figure)
     rows = grids[figure] if figure else list(itertools.chain(*grids.values()))
     if "seed" not in given:

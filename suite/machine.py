@@ -199,7 +199,7 @@ def version_of_code(script):
 def script_of(task):
     """The file that says what a trial is, beside common.py."""
     here = getattr(sys.modules[type(task).__module__], "__file__", common.__file__)  # a notebook has none
-    return Path(here).with_name(f"{task.trials_of or task.name}.py")
+    return Path(here).resolve().with_name(f"{task.trials_of or task.name}.py")
 
 
 def code_of(task):

@@ -135,7 +135,7 @@ def load(figure, claims, trials, rows=None):
                 broken.append(
                     f"not finite, left out: {task.folder}: {path.read_text(errors='replace').strip()}"
                 )
-        except Broken as error:
+        except (Broken, OSError) as error:  # the latter of another user's folder
             what = "no curve of it is drawn" if outcome else "left out"
             broken.append(f"cannot be read, {what}: {error}")
         found.append((flags, outcome))
@@ -285,8 +285,8 @@ class Section:
                     write_numbers(figure, path, part)
                 if CAN_DRAW:
                     draw(figure, self.scale, path, part, kinds)
-            except OSError as error:
-                fault = error
+            except Exception as error:  # noqa: BLE001 - a broken matplotlib must not take the tables along
+                fault = error if isinstance(error, OSError) else repr(error)
             found.append((figure.title, path, fault))
         return found
 
@@ -308,7 +308,8 @@ def print_figures(task, scale, figures, out, chosen):
         judged += sum(verdict.word != TOO_FEW for verdict in one.verdicts)
         print(f"\n{name} ({scale} scale): {one.figure.title}. {done} of {len(trials)} trials finished")
         print(*one.lines(), sep="\n")
-        for _, path, fault in one.draw(out, [".png", ".svg"], numbers=True):
+        # The SVG first: a picture that was drawn as a PNG gives another one.
+        for _, path, fault in one.draw(out, [".svg", ".png"], numbers=True):
             written = f"{path.with_suffix('.csv')}{', .png, .svg' if CAN_DRAW else ''}"
             print(f"  not written: {fault}" if fault else f"  written: {written}")
     if judged:

@@ -305,7 +305,7 @@ class Trial:
         except Exception as error:  # noqa: BLE001 - the others go on
             if machine.is_out_of_memory(error):
                 fewer = "" if self.alone else ", or train fewer seeds at a time"
-                kept = "" if self.args.overwrite else "; checkpoints are kept"
+                kept = "; checkpoints are kept" if (self.folder / "last.pt").exists() else ""
                 self.end(FAILED, f"out of memory: lower {self.task.what_to_lower}{fewer}{kept}")
             else:
                 traceback.print_exc()
