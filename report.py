@@ -168,7 +168,7 @@ def verdict_lines(found, scales):
     lines = [
         *["## All verdicts", "", LEGEND],
         "All others are exploratory, and not corrected: were there no effect at all, chance alone would let",
-        f"about {gains * LEVEL:.0f} of the {gains} of a gain pass as *yes*, and as many as *no*.",
+        f"about {gains * LEVEL:.0f} of the {gains} claims of a gain come out as *yes*, and as many as *no*.",
         "Some of them are of the same trials.",
         "",
         *count_lines(rows, scales),
