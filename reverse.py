@@ -481,7 +481,8 @@ CLAIMS = [
 ]
 for scale, grids in GRIDS.items():
     for figure in ("fig2", "fig2-full", "fig2-longer", "fig2-twice"):
-        CLAIMS += helps_below_largest(scale, figure) if figure in grids else []
+        if figure in grids:
+            CLAIMS += helps_below_largest(scale, figure)
 for figure, at in (("fig13", ""), ("fig14", " at varying length")):
     CLAIMS += [
         Claim(figure, f"random vectors help{at}", accuracy, RANDOM, NONE, controls=CONTROLS),

@@ -193,6 +193,11 @@ class Difference:
         reach = t_quantile(LEVEL, self.freedom) * self.error
         return self.value - reach, self.value + reach
 
+    @property
+    def words(self):
+        low, high = self.interval()
+        return f"{self.value:+.4f} [{low:+.4f}, {high:+.4f}]"
+
 
 def difference(higher, lower):
     """Welch's t of two lists of samples. The second sample of a list is a base: its mean is taken off.
@@ -300,16 +305,12 @@ class Verdict:
             return self.why
         d, p = self.difference, min(1.0, 2 * min(self.shown, self.opposite))
         n, m = (f" (n={count})" if count else "" for count in d.counts)
-        low, high = d.interval()
         label = f"{d.label}: " if d.label else ""
         means = f"{label}{d.higher:.4f}{n} against {d.lower:.4f}{m}"
         margin = f", margin {self.claim.margin}" if self.claim.margin else ""
         p_value = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
-        numbers = f"{means}, difference {d.value:+.4f} [{low:+.4f}, {high:+.4f}]{margin}, {p_value}"
-        for other in self.beside:
-            low, high = other.interval()
-            numbers += f"; {other.label}: {other.value:+.4f} [{low:+.4f}, {high:+.4f}]"
-        return numbers
+        others = [f"; {other.label}: {other.words}" for other in self.beside]
+        return f"{means}, difference {d.words}{margin}, {p_value}{''.join(others)}"
 
 
 def expand(claim, outcomes):

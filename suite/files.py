@@ -22,9 +22,10 @@ class Torn(Exception):
     """A file that was not written whole, or that was changed since."""
 
 
-def write(path, content, keep=None):
-    """Replace `path` whole or not at all; what was there before is renamed to `keep`."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def write(path, content, keep=None, own=""):
+    """Replace `path` whole or not at all; what was there before is renamed to `keep`. `own` is a part of the
+    temporary file's name."""
+    temporary = path.with_name(f".{path.name}{own}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())
@@ -44,9 +45,7 @@ def write(path, content, keep=None):
 
 def put(path, content):
     """As `write`, where several processes may write a file at once: each has a temporary one of its own."""
-    own = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}")
-    write(own, content)
-    own.rename(path)
+    write(path, content, own=f".{platform.node()}-{os.getpid()}")
 
 
 def is_of_the_disk(error):

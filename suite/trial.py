@@ -290,8 +290,8 @@ class Trial:
         except (Refused, Torn) as error:
             self.end(BAD_FLAGS, f"error: {error}")
         except NotFinite as error:
-            kept = (self.folder / "last.pt").exists()
-            checkpoint = f"the last good checkpoint is kept in {self.folder}" if kept else "nothing was saved"
+            kept = f"the last good checkpoint is kept in {self.folder}"
+            checkpoint = kept if self.has_checkpoint() else "nothing was saved"
             with contextlib.suppress(OSError):
                 files.write(self.folder / files.DIVERGED, f"{error}\n")
             self.end(NOT_FINITE, f"{error}; {checkpoint}")
@@ -299,17 +299,20 @@ class Trial:
             self.end(STOPPED, f"stopped while evaluating; {again(self.args)} evaluates")
         except OSError as error:
             where = "" if error.filename else f"{self.folder}: "  # a disk that does not answer names no file
-            kept = (self.folder / "last.pt").exists()
-            more = f"; checkpoints are kept, {again(self.args)} continues" if kept else ""
+            kept = f"; checkpoints are kept, {again(self.args)} continues"
+            more = kept if self.has_checkpoint() else ""
             self.end(FAILED, f"{where}{error}{more}")
         except Exception as error:  # noqa: BLE001 - the others go on
             if machine.is_out_of_memory(error):
                 fewer = "" if self.alone else ", or train fewer seeds at a time"
-                kept = "; checkpoints are kept" if (self.folder / "last.pt").exists() else ""
+                kept = "; checkpoints are kept" if self.has_checkpoint() else ""
                 self.end(FAILED, f"out of memory: lower {self.task.what_to_lower}{fewer}{kept}")
             else:
                 traceback.print_exc()
                 self.end(FAILED)
+
+    def has_checkpoint(self):
+        return (self.folder / "last.pt").exists()
 
     def end(self, code, why=None):
         self.code = code
