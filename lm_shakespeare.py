@@ -24,7 +24,7 @@ At full size a trial is for a GPU; at quick scale it takes about a minute on one
 from suite import cli, fast, files, machine, tables
 from suite.claims import Claim, Figure, metric
 from suite.fetch import fetch
-from suite.flags import AT_LEAST_2, COUNT, as_words, cross, declare
+from suite.flags import AT_LEAST_2, COUNT, as_words, cross, declare, place
 from suite.progress import say
 from suite.task import Task
 from suite.trial import load_weights, refuse_another_text, refuse_other_flags
@@ -73,7 +73,7 @@ class Shakespeare(Task):
         science("--context", 256, "tokens that are read at once, T", type=AT_LEAST_2)
         science("--width", 384, "size of a token's vector, D", type=COUNT)
         science("--positions", None, "of a learned table: its maximum length (--context)", type=COUNT)
-        plumbing("--data", DATA, "a plain text", metavar="FILE")
+        plumbing("--data", DATA, "a plain text", type=place, metavar="FILE")
         plumbing("--download", False, "fetch tiny Shakespeare if --data is missing", action="store_true")
         plumbing("--sample", None, "draw what follows TEXT from the trained trial", metavar="TEXT")
 

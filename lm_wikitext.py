@@ -31,7 +31,7 @@ from suite import cli, fast, tables
 from suite.claims import NONE, SIN, Claim, Figure, metric, name_of
 from suite.fetch import fetch
 from suite.files import put, read_usable_json
-from suite.flags import SEEDS, SMOKE, cross
+from suite.flags import SEEDS, SMOKE, cross, place
 from suite.progress import say, say_once
 from suite.task import Task
 from suite.trial import refuse_another_text
@@ -81,7 +81,7 @@ class WikiText(Task):
 
     @staticmethod
     def add_flags(science, plumbing):
-        plumbing("--data", "data/wikitext-103-raw", "folder of wiki.{train,valid,test}.raw")
+        plumbing("--data", "data/wikitext-103-raw", "folder of wiki.{train,valid,test}.raw", type=place)
         plumbing("--download", False, "first get WikiText-103 raw if --data lacks it", action="store_true")
         plumbing("--prepare", False, "make the tokens, and end", action="store_true")
 

@@ -303,7 +303,7 @@ def write_page(path, out, scales, seeds):
 
 def main(argv=None):
     parser = Parser("report.py", description="How far every figure of every script is.")
-    parser.add_argument("--out", default="runs", type=flags.folder, help="folder of all trials (runs)")
+    parser.add_argument("--out", default="runs", type=flags.place, help="folder of all trials (runs)")
     parser.add_argument("--scale", choices=SCALES, nargs="+", help="of which figures (all that have trials)")
     parser.add_argument(
         "--seed", type=seed_or_range, metavar="N", help="such as 0-9: in place of the grids' own"

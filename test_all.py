@@ -1101,6 +1101,8 @@ def test_bad_input_is_refused_in_one_line_and_creates_nothing():
 def test_what_a_shell_leaves_as_it_is():
     """A ~ behind =, a variable that was not set, and closed streams, whose numbers no file may take."""
     assert task_of("--out=~/mine").args.out == os.path.expanduser("~/mine")
+    for task in (lm_wikitext.WikiText, Shakespeare):
+        assert task_of("--data=~/mine", task).args.data == os.path.expanduser("~/mine")
     with workplace(), mock.patch.dict(os.environ, OMP_NUM_THREADS="", PYTHONPATH=str(HERE)):
         unset = "import os, suite; raise SystemExit('OMP_NUM_THREADS' in os.environ)"
         opened = "import os, suite; raise SystemExit(os.open('file', os.O_CREAT) < 3)"
@@ -1470,6 +1472,25 @@ def reports(words, *named):
     return out
 
 
+def test_another_users_folder_does_not_end_a_report():
+    with workplace(), no_pictures():
+        folders = made_up(Reverse, "--scale smoke")
+        (folders[0] / "result.json").unlink()
+        stat, whose = os.stat, folders[0] / files.DIVERGED
+
+        def denied(path, **how):
+            if str(path) == str(whose):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return stat(path, **how)
+
+        with mock.patch.object(os, "stat", denied):
+            assert f"cannot be read: [Errno 13] Permission denied: '{whose}'" in reports("--scale smoke")
+            code, out, _ = command("--scale smoke --report")
+            assert code == 0 and f"left out: [Errno 13] Permission denied: '{whose}'" in out
+            whose = folders[1] / "result.json"  # not even whether there is one
+            assert f"cannot be read: [Errno 13] Permission denied: '{whose}'" in reports("")
+
+
 def test_broken_files_are_named_and_the_others_reported():
     def without(key, value=None):
         content = json.loads(whole)
@@ -1489,19 +1510,6 @@ def test_broken_files_are_named_and_the_others_reported():
         # of so many trials: done, running, stopped, not finite, missing; time spent, and left
         with files.lock(folders[-1] / "lock"):
             assert states()[2:4] == ["1", "0"]
-        exists, whose = Path.exists, folders[0] / files.DIVERGED
-
-        def denied(path):
-            if path == whose:
-                raise PermissionError(errno.EACCES, "Permission denied", str(path))
-            return exists(path)
-
-        with mock.patch.object(Path, "exists", denied):  # as of another user's folder
-            (folders[0] / "result.json").rename("kept")
-            assert f"cannot be read: [Errno 13] Permission denied: '{whose}'" in reports("--scale smoke")
-            code, out, _ = command("--scale smoke --report")
-            assert code == 0 and f"left out: [Errno 13] Permission denied: '{whose}'" in out
-            Path("kept").rename(folders[0] / "result.json")
         bad = [b"", b'{"metrics": {"token_acc', b"[]", b"\xff\xfe", without("metrics", [1]), b"[" * 10**5]
         bad += [without("seconds", x) for x in ("5", math.nan, 1e308, -1)] + [without("config", 3)]
         bad += [without("config", {"pe": "dup"})]  # a folder that was copied
@@ -2352,9 +2360,8 @@ def test_readme_accuracies_are_those_of_the_committed_results():
     heading, *rows = [cells(line)[1:] for line in table[:1] + table[2:]]
     encodings = [re.findall(r"`(\w+)`", line)[0] for line in table[2:]]
     assert encodings == ["none", "constant", "sin"] and len(heading) >= 12
-    model = ""
     for name, *shown in zip(heading, *rows):
-        model = (re.findall("GRU|LSTM|S4D", name) or [model])[0]
+        model = re.findall("GRU|LSTM|S4D", name)[0]
         figure, vocab = "fig2-twice" if "twice" in name else "fig2", re.findall(r"\b\d+", name)[0]
         part = page.split(f"### reverse.py {figure}, desk scale")[1].split("\n### ")[0]
         for pe, cell in zip(encodings, shown):
@@ -2531,7 +2538,7 @@ def main(words):
         cases = ", ".join(check_fixture(words[1]))
         print(f"logits, loss, gradients and, where given, stability agree: {cases}")
         return 0
-    if words[:1] == ["--on-card"] and words[1:2] and words[1] in globals():
+    if words[:1] == ["--on-card"] and len(words) == 2 and words[1] in globals():
         globals()[words[1]].__wrapped__()
         return 0
     if words[:1] in (["-h"], ["--help"]):

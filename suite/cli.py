@@ -264,7 +264,7 @@ def finished_of_scales(tasks, out, seeds=None):
         for task in tasks:
             for figure, trials in flags.trials_of_scale(task, out, one, seeds).items():
                 paths |= {trial.task.folder / task.figures[figure].file for trial in trials}
-        counts[one] = sum(path.exists() for path in paths)
+        counts[one] = sum(map(os.path.exists, paths))  # False in another user's folder
     return {scale: count for scale, count in counts.items() if count}
 
 

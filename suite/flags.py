@@ -115,7 +115,8 @@ def not_empty(text):
     return one_line(text)
 
 
-def folder(text):
+def place(text):
+    """A folder's or a file's path, which need not be there."""
     return os.path.expanduser(not_empty(text))  # a shell leaves the ~ of --out=~/runs as it is
 
 
@@ -136,7 +137,7 @@ class Parser(argparse.ArgumentParser):
 
 
 METAVARS = {COUNT: "N", AT_LEAST_2: "N", NATURAL: "N", seed_or_range: "N", bands: "LOW:HIGH"}
-METAVARS |= {POSITIVE: "X", NOT_NEGATIVE: "X", FRACTION: "X", one_line: "TEXT"}
+METAVARS |= {POSITIVE: "X", NOT_NEGATIVE: "X", FRACTION: "X", one_line: "TEXT", place: "FOLDER"}
 
 
 class Declared(NamedTuple):
@@ -232,7 +233,7 @@ def trial_flags(flag):
 
 def run_flags(flag):
     flag("--device", "auto", "auto: cuda if there", choices=["auto", "cpu", "cuda"])
-    flag("--out", "runs", "folder of all trials", type=folder, metavar="FOLDER")
+    flag("--out", "runs", "folder of all trials", type=place)
     flag("--overwrite", False, "delete the trial's folder and start anew", action="store_true")
     flag("--save-every", 5000, "iterations between checkpoints", type=COUNT)
     flag(
