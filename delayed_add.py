@@ -23,6 +23,7 @@ from suite.claims import (
     at_scales,
     grows,
     helps,
+    helps_below_largest,
     uniform_chance,
 )
 from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONSTANT, WITH_CONTROLS, cross
@@ -78,6 +79,7 @@ FIGURES |= beyond.figures(beyond.IN_ADDITION, "Delayed addition")
 GRU_FAILS = "GRUs, with the encoding or without, answer less than half (our number) even at this length"
 CLAIMS = [
     *helps("fig7", AT_LARGEST, vocab=max),
+    *helps_below_largest(GRIDS, "fig7"),
     *at_scales(("paper", "desk", "smoke"), grows("fig7")),
     Claim("fig7-gru", GRU_FAILS, lambda outcome: 1 - accuracy(outcome), {}, 0.5, scales=("paper",)),
     *beyond.claims(beyond.IN_ADDITION),

@@ -14,7 +14,7 @@ in the released code only.
 """
 
 from suite import cli
-from suite.claims import AT_LARGEST, Figure, at_scales, grows, helps, metric
+from suite.claims import AT_LARGEST, Figure, at_scales, grows, helps, helps_below_largest, metric
 from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONSTANT, WITH_DUP, cross
 from suite.task import Task
 
@@ -102,6 +102,7 @@ accuracy = metric("accuracy")
 FIGURES = {"fig10": Figure("Predecessor query", {"accuracy": accuracy}, "vocab", chance=chance)}
 CLAIMS = [
     *helps("fig10", AT_LARGEST, accuracy, vocab=max),
+    *helps_below_largest(GRIDS, "fig10", accuracy),
     *at_scales(("paper", "desk", "smoke"), grows("fig10", accuracy)),
 ]
 Predecessor.scales, Predecessor.grids = SCALES, GRIDS

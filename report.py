@@ -112,9 +112,10 @@ LEGEND = """\
 
 Where a claim says that something does *not* help, *no* means that it does help, however little, and *yes*
 that a gain as large as the margin is excluded. Intervals and p-values (two-sided) are those of Welch's t
-test, or of a paired t test where two numbers of the same trials are compared. A claim over `none` and a
-control has to be true of both: the numbers are those of the weaker comparison, then the other's difference.
-Its opposite is shown where either comparison shows it, at twice the p, since there are two. In tables and
+test; of a paired one where two numbers of the same trials are compared, of a one-sample one where they are
+compared with a fixed number. A claim over `none` and a control (`constant`, or `dup` where that has not run)
+has to be true of both: the numbers are those of the weaker comparison, then the other's difference. Its
+opposite is shown where either comparison shows it, at twice the p, since there are two. In tables and
 pictures the interval is the paper's, of a mean, by percentile bootstrap.
 
 Claims in bold are **primary**: the few of the paper's sentences that its title rests on and, a family of
@@ -168,7 +169,7 @@ def verdict_lines(found, scales):
     lines = [
         *["## All verdicts", "", LEGEND],
         "All others are exploratory, and not corrected: were there no effect at all, chance alone would let",
-        f"about {gains * LEVEL:.0f} of the {gains} claims of a gain come out as *yes*, and as many as *no*.",
+        f"at most about {gains * LEVEL:.0f} of the {gains} claims of a gain come out as *yes*, and as many as *no*.",
         "Some of them are of the same trials.",
         "",
         *count_lines(rows, scales),

@@ -33,6 +33,7 @@ from suite.claims import (
     grows,
     helps,
     helps_at_largest,
+    helps_below_largest,
     name_of,
     uniform_chance,
 )
@@ -433,15 +434,6 @@ def claims_of_fig2(figure, primary=False, growth=True):
     return found
 
 
-def helps_below_largest(scale, figure):
-    """Each model at each vocabulary but its largest, which has a claim of its own."""
-    cells, found = dict.fromkeys((row["model"], row["vocab"]) for row in GRIDS[scale][figure]), []
-    for model, vocab in cells:
-        if vocab < max(other for name, other in cells if name == model):
-            found += helps(figure, f"{name_of(model)} at K = {vocab}", model=model, vocab=vocab)
-    return at_scales((scale,), found)
-
-
 def rare_hurts(model):
     sides = dict(higher=NONE, lower=NONE, than=FREQUENT_AMONG_RARE)
     return Claim("fig3", RARE_HURTS, FREQUENT_AMONG_FREQUENT, **sides, where=model, primary=model == OF_LSTM)
@@ -479,10 +471,8 @@ CLAIMS = [
     Claim("section4.1", MORE_THAN_LARGER, accuracy, SIN | BASE, NONE | BASE | dict(batch=max)),
     Claim("section4.1", LARGER, accuracy, NONE | BASE | dict(batch=max), NONE | BASE, **NOT_HELPED),
 ]
-for scale, grids in GRIDS.items():
-    for figure in ("fig2", "fig2-full", "fig2-longer", "fig2-twice"):
-        if figure in grids:
-            CLAIMS += helps_below_largest(scale, figure)
+for figure in ("fig2", "fig2-full", "fig2-longer", "fig2-twice"):
+    CLAIMS += helps_below_largest(GRIDS, figure)
 for figure, at in (("fig13", ""), ("fig14", " at varying length")):
     CLAIMS += [
         Claim(figure, f"random vectors help{at}", accuracy, RANDOM, NONE, controls=CONTROLS),

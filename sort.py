@@ -14,7 +14,7 @@ At quick scale a trial takes half a minute on one CPU core.
 """
 
 from suite import cli
-from suite.claims import BOTH_METRICS, Figure, dup_does_not_help, helps, helps_at_largest
+from suite.claims import BOTH_METRICS, Figure, dup_does_not_help, helps, helps_at_largest, helps_below_largest
 from suite.flags import BOTH, SEEDS, SMOKE, WITH_CONSTANT, WITH_CONTROLS, WITH_DUP, cross
 from suite.task import Task
 
@@ -83,6 +83,7 @@ FIGURES = {
 }
 
 CLAIMS = [*dup_does_not_help("fig12"), *helps("fig12"), *helps_at_largest("fig8")]
+CLAIMS += helps_below_largest(GRIDS, "fig8")
 Sort.scales, Sort.grids = SCALES, GRIDS
 Sort.figures, Sort.claims = FIGURES, CLAIMS
 

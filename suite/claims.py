@@ -512,6 +512,18 @@ def at_scales(scales, claims):
     return [replace(claim, scales=scales) for claim in claims]
 
 
+def helps_below_largest(grids, figure, metric=accuracy):
+    """Each model at each vocabulary of the figure but its largest, which has a claim of its own."""
+    found = []
+    for scale, of_scale in grids.items():
+        cells = dict.fromkeys((row["model"], row["vocab"]) for row in of_scale.get(figure, []))
+        for model, vocab in cells:
+            if vocab < max(other for name, other in cells if name == model):
+                whom, at = f"{name_of(model)} at K = {vocab}", dict(model=model, vocab=vocab)
+                found += at_scales((scale,), helps(figure, whom, metric, **at))
+    return found
+
+
 def dup_does_not_help(figure):
     text = "as many parameters without a clock do not help (dup)"
     return [Claim(figure, text, accuracy, DUP, NONE, margin=NO_GAIN)]
