@@ -185,7 +185,7 @@ class Shakespeare(Task):
     def hint(self):
         """The command that samples from this trial: all flags that are off the paper scale's defaults."""
         text = read_text(self.args.data)
-        words = ["--sample", text.split(maxsplit=1)[0][:20] if text.strip() else text[:1]]
+        words = as_words("sample", text.split(maxsplit=1)[0][:20] if text.strip() else text[:1])
         for flag, usual in declare(type(self)).defaults.items():
             value = getattr(self.args, flag)
             if flag in {*self.config, "data", "out"} and value not in (None, usual):

@@ -19,6 +19,7 @@ import re
 import shlex
 from collections import Counter
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
@@ -169,8 +170,8 @@ def verdict_lines(found, scales):
     lines = [
         *["## All verdicts", "", LEGEND],
         "All others are exploratory, and not corrected: were there no effect at all, chance alone would let",
-        f"at most about {gains * LEVEL:.0f} of the {gains} claims of a gain come out as *yes*, and as many as *no*.",
-        "Some of them are of the same trials.",
+        f"at most about {gains * LEVEL:.0f} of the {gains} claims of a gain come out as *yes*, and as many",
+        "as *no*. Some of them are of the same trials.",
         "",
         *count_lines(rows, scales),
         "",
@@ -208,7 +209,8 @@ def section_lines(section, out, folder):
         if fault:
             print(f"{path.name} is not drawn: {fault}")
         elif path.exists():
-            lines += [f"![{title}]({os.path.relpath(path, folder)})", ""]
+            place = Path(out.parent.resolve(), out.name, path.relative_to(out))  # `out` itself may be a link
+            lines += [f"![{title}]({quote(os.path.relpath(place, folder), safe='/=')})", ""]
     body = "\n".join(line.removeprefix("  ") for line in section.lines()).strip("\n")
     return [*lines, "```text", body, "```", "", origin(section.outcomes), ""]
 
@@ -219,6 +221,8 @@ def command(section):
     texts = {one.about.get("run", {}).get("data", usual) for one in section.outcomes.finished()}
     words = flags.command_line({"scale": section.scale, "all": section.name})
     words += [f"--{one}" for one in section.chosen]
+    if "train" in flags.declare(section.task).defaults:  # it evaluates trials of another script
+        words.append("--train")
     words += [word for text in sorted(texts - {usual}) for word in flags.as_words("data", text)]
     return f"python {section.task.name}.py {shlex.join(words)}"
 
@@ -232,7 +236,8 @@ def origin(outcomes):
     seconds = np.median([one.seconds for one in found])
     took = f"{seconds:.3g}" if seconds < 100 else f"{seconds:,.0f}"
     n = f"{len(found)} of {len(outcomes.trials)} trials, median {took} s each"
-    return f"{n}; {distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}."
+    edited = ", with changes that no commit has" if any(one.about.get("dirty") for one in found) else ""
+    return f"{n}; {distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}{edited}."
 
 
 def bench_parts(out):

@@ -21,7 +21,7 @@ closed form. Products are in fp32 whatever the trial was trained in.
 from suite import cli, fast, files, machine
 from suite.claims import CONTROLS, NONE, SIN, Claim, Figure, name_of
 from suite.files import Torn
-from suite.flags import COUNT, as_words, command_line, complete, declare
+from suite.flags import COUNT, as_words, command_line, complete, declare, place
 from suite.progress import say
 from suite.trial import RUNNING_ELSEWHERE, STOPPED, Trial, load_weights, refuse_other_flags, train
 
@@ -205,7 +205,7 @@ class Stability(DualFrequency):
         DualFrequency.add_flags(science, plumbing)
         plumbing("--pairs", 1024, "pairs, a quarter per condition", type=COUNT)
         plumbing("--target", None, "time step of the target, from 1 (1; S4D: 23 of 64 integers)", type=COUNT)
-        plumbing("--trial", None, "the trial's folder, instead of the flags that name it", metavar="FOLDER")
+        plumbing("--trial", None, "the trial's folder, instead of the flags that name it", type=place)
         plumbing("--train", False, "train the trial first where that is not done", action="store_true")
 
     @classmethod
@@ -346,6 +346,9 @@ class Stability(DualFrequency):
             last = max((i for i in there if i in iterations), default=0)
             iterations = range(every, last + 1, every)  # not all that the flags promise: they may be millions
         return {i: folder / f"{i:06d}.pt" for i in iterations}
+
+    def has_begun(self):
+        return (self.folder / "stability.json").exists()
 
     def result(self):
         """The last snapshot's stability, once the trial is finished and all are measured; else None."""

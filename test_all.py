@@ -40,6 +40,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 import unittest
@@ -78,7 +79,7 @@ CARDS = {name: value for name, value in os.environ.items() if name == "CUDA_VISI
 if "--on-card" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-ENCODINGS = list(common.ENCODINGS)
+ENCODINGS = [name for name, one in common.ENCODINGS.items() if one.join in fast.JOINS]  # fast.py knows these
 PAPERS, MODELS = ("gru", "lstm", "s4d"), ("gru", "lstm", "s4d", "mamba")  # the latter suite/fast.py knows
 MAMBAS = "mamba --no-conv", "mamba --rotate", "mamba --no-conv --rotate", "mamba --slow"
 ENGINES = {name: machine.Engine(name) for name in ("torch", "fast")}
@@ -648,10 +649,19 @@ def test_a_model_and_an_encoding_of_ones_own():
             super().__init__(positions, size, **options)
             self.table = self.table[:, :1]
 
-    encodings = mock.patch.dict(common.ENCODINGS, gate=Gate, narrow=Narrow)
+    class Wide(common.Random):
+        def join(self, tokens):
+            return torch.cat([tokens] * 3, dim=-1)
+
+    encodings = mock.patch.dict(common.ENCODINGS, gate=Gate, narrow=Narrow, wide=Wide)
     with encodings, mock.patch.dict(common.LAYERS, mean=Mean), workplace():
         suite.flags.declare.cache_clear()
         refuses("Narrow's vectors are 16 x 1, of 16 steps and --embed 16", "--scale smoke --pe narrow")
+        refuses(
+            "Wide's join makes 16 x 1 x 48 of 16 steps, but its `inputs` are 32", "--scale smoke --pe wide"
+        )
+        for flag in ("--combine add", "--bands 0:0.5"):  # it may not follow what Sinusoid does
+            refuses("means nothing with --pe gate", f"--scale smoke --pe gate {flag}")
         for flags in ("--pe gate", "--model mean"):
             words = f"--scale smoke --device cpu --hidden 256 --batch 32 {flags}"
             ends(0, words)
@@ -688,7 +698,7 @@ def test_a_small_trial_takes_one_thread():
         with environment, mock.patch.object(torch, "set_num_threads") as threads:
             machine.prepare(ENGINES["torch"], CPU, task.is_small())
         with environment, mock.patch.object(subprocess, "Popen") as started:
-            cli.Job([], task).start(at_once=2, cuda=False)
+            cli.Job("reverse.py", [], task).start(at_once=2, cuda=False)
         assert threads.mock_calls == [mock.call(1)] * own
         assert started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == of_job
 
@@ -1178,9 +1188,10 @@ def test_list_and_its_filters():
     assert len(listed("--scale desk --list fig2 --iterations 9 --model gru")) == 50
     more = listed("--list fig2 --model gru --seed 3-9")  # in place of the grid's 0 to 4
     assert len(set(more)) == 8 * 7 and more[6].endswith("--vocab 32 --seed 9"), more[:7]
-    (carried,) = listed(f"--list fig2 {one} --out 'a b' --beta2 0.98")
-    args, given = suite.flags.parse(Reverse, shlex.split(carried)[2:])
-    assert args.out == "a b" and given["beta2"] == 0.98
+    for out in ("a b", "-x"):
+        (carried,) = listed(f"--list fig2 {one} --out='{out}' --beta2 0.98")
+        args, given = suite.flags.parse(Reverse, shlex.split(carried)[2:])
+        assert args.out == out and given["beta2"] == 0.98
     assert len(listed("--scale quick --list fig2 --iterations 50")) == 24  # a first look, as .ci/run does
     for line in listed("--scale quick --list") + listed("--scale smoke --list"):
         task_of(" ".join(line.split()[2:]))  # every command is accepted
@@ -1225,6 +1236,10 @@ def test_what_a_task_declares_and_cannot_mean_is_refused():
         assert "--vocab 16" in ends(0, words, task=type("Mine", (Reverse,), theirs))
         for said, wrong in cases.items():
             refuses(said, words, wrong)
+        refuses("has to return its own class", "--min-length 4", type("Mine", (Reverse,), dict(name="mine")))
+        fewer = {"section4.1": suite.flags.cross(model="gru", pe="none", vocab=8, seed=range(1))}
+        inherits = type("Mine", (Reverse,), dict(grids={"smoke": fewer}))  # claims of what its trials lack
+        ends(0, "--scale smoke --report section4.1", "0 of 1 trials", task=inherits)
 
 
 # -- suite/cli.py: many trials as processes, and signals outside of training ---------------------------------
@@ -1325,6 +1340,7 @@ def test_student_t_is_the_textbooks():
     gains = claims.difference([[5, 6, 7], [1, 2, 3]], [[4, 5, 6], [2, 3, 4]])
     close([gains.higher, gains.lower, gains.error, gains.freedom], [4, 2, math.sqrt(4 / 3), 8], 1e-9)
     assert claims.difference([[5, 6, 7], [1, 2]], [[4, 5], [2, 3, 4]]).counts == (2, 2)
+    assert claims.difference([[0.3] * 10], [[0.3] * 3]).value == 0, "a rounding error, and no spread"
     holms = {3: [0.04, 0.03, 0.04], 4: [0.06, 0.04, 0.08]}  # by size of the family: what is missing is 1
     for family, corrected in holms.items():
         close(claims.holm([0.02, 0.01, 0.04], family), corrected, 1e-9)
@@ -1491,6 +1507,9 @@ def test_another_users_folder_does_not_end_a_report():
             assert f"cannot be read: [Errno 13] Permission denied: '{whose}'" in reports("")
 
 
+SMOKE_ALONE = type("SmokeAlone", (Reverse,), dict(grids={"smoke": Reverse.grids["smoke"]}, claims=()))
+
+
 def test_broken_files_are_named_and_the_others_reported():
     def without(key, value=None):
         content = json.loads(whole)
@@ -1501,6 +1520,10 @@ def test_broken_files_are_named_and_the_others_reported():
         folders = made_up(Reverse, "--scale smoke")
         elsewhere = f"finished in runs; {len(folders)} of smoke scale are: --scale smoke"
         assert elsewhere in reports("--scale paper")
+        assert (
+            "finished trials in runs/reverse have other" in command("--scale smoke --report fig2 --lr 9")[1]
+        )
+        refuses("reverse has no figure at quick scale: --scale smoke", "--scale quick --report", SMOKE_ALONE)
         assert "smoke" in (out := reports("")) and "quick" not in out
         path = next(f for f in folders if "gru-none" in str(f) and "dual-freq" in str(f)) / "result.json"
         whole, curve = path.read_text(), folders[-1] / "curve.csv"
@@ -1867,6 +1890,8 @@ def test_stability_refuses_what_it_cannot_use():
             assert snapshots() == [list("12345")] * 4
         for flag in ("--model gru", "--iterations 20", "--seed 0-4"):
             refuses("was trained with --", f"--trial {folder} {flag}", Stability)
+        with files.lock(folder / "stability.lock"):
+            ends(2, f"{words} --dual-freq --overwrite", "is being evaluated by process")
 
 
 def test_bench():
@@ -2306,6 +2331,52 @@ def test_readme_task_runs():
         assert [process([*words, "--list"])[0] for words in (["alias.py"], imported)] == [0, 0]
 
 
+MORE = """
+from suite import cli
+from suite.claims import ACCURACY, Figure
+from suite.flags import SMOKE, cross
+
+from reverse import Reverse
+
+class More(Reverse):
+    name, trials_of, claims = "more", "reverse", ()
+    scales = {"paper": {}, "mine": SMOKE | dict(length=6, vocab=8, held_out=16, iterations=2)}
+    grids = {"mine": {"vary": cross(pe="none", model="gru", min_length=4, seed=range(1))}}
+    figures = {"vary": Figure("Lengths", ACCURACY, "pe")}
+
+raise SystemExit(cli.main(More))
+"""
+
+
+def test_a_script_that_hides_a_module_of_pythons():
+    with workplace():
+        Path("suite").symlink_to(HERE / "suite")
+        for name in ("mine.py", "copy.py"):
+            Path(name).touch()
+            code, _, err = process(["-S", "-c", "import suite"])
+            hides = name == "copy.py"
+            assert (code, "copy.py has the name of a module of Python's" in err) == (hides, hides), err
+
+
+def test_a_trained_model_in_a_program_of_ones_own():
+    """As suite/trial.py says, of a smaller trial; it gives the trial's own metrics."""
+    code = textwrap.dedent(trial.__doc__.split("one's own:")[1]).replace("quick", "smoke")
+    with workplace():
+        ends(0, "--scale smoke")
+        exec(code, names := dict(Reverse=Reverse, flags=suite.flags, trial=trial))  # noqa: S102 - our own
+        task = names["task"]
+        task.build(CPU)
+        assert task.evaluate(names["model"], ENGINES["torch"]) == outcome(task.folder)[1]
+
+
+def test_more_grids_of_a_task():
+    with workplace():
+        Path("more.py").write_text(MORE)
+        code, out, err = process(["more.py", "--scale", "mine", "--all", "vary", "--device", "cpu"])
+        assert code == 0 and "1 of 1 trials finished" in out, (out, err)
+        assert list(Path().glob("runs/reverse/gru-none-K8-L6-*min-length=4*/seed0/result.json"))
+
+
 def test_readme_commands_run():
     scripts, cannot = {f"{task.name}.py": task for task in report.TASKS}, ["test_all.py"]
     lines = "\n".join(re.findall(r"```\n(.*?)```", README, re.DOTALL)).splitlines()
@@ -2336,9 +2407,9 @@ def test_readme_commands_run():
 
 def test_readme_names_every_file_at_the_top():
     table = README.split("## Where to look")[1].split("\n## ")[0]
-    others = {path.name for path in HERE.iterdir() if path.suffix in (".sh", ".md", ".npz", ".cff")}
+    others = {"slurm_array.sh", "RESULTS.md", "released_code.npz", "CITATION.cff"}
     ours = {f"{name}.py" for name in OURS - {"suite"} if "." not in name} | {"test_all.py"}
-    for name in ours | others - {"README.md"}:
+    for name in ours | others:
         assert f"`{name}`" in table, name
 
 

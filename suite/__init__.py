@@ -51,5 +51,11 @@ with contextlib.suppress(AttributeError):  # it is closed, or no file
     sys.stdout.reconfigure(errors="backslashreplace")
 
 # This is why a script imports `suite` before all else.
-with contextlib.suppress(ValueError):  # outside of the main thread nobody hears signals
-    signal.signal(signal.SIGINT, interrupt)
+if not hasattr(sys, "ps1"):  # a notebook or another interpreter goes on after Ctrl-C
+    with contextlib.suppress(ValueError):  # outside of the main thread nobody hears signals
+        signal.signal(signal.SIGINT, interrupt)
+
+scripts = [name for name in os.listdir(os.path.dirname(os.path.dirname(__file__))) if name.endswith(".py")]
+for script in scripts:
+    if script.removesuffix(".py") in sys.stdlib_module_names:  # torch would import a task's copy.py for that
+        raise SystemExit(f"{script} has the name of a module of Python's own: rename it")

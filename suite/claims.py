@@ -91,7 +91,7 @@ class Outcomes:
 
     def resolved(self, flags):
         """The flags; a value of min or max becomes the smallest or largest of the grid."""
-        return {k: v(self.values_of(k)) if callable(v) and self.rows else v for k, v in flags.items()}
+        return {k: v(self.values_of(k)) if callable(v) and self.values_of(k) else v for k, v in flags.items()}
 
     def where(self, **flags):
         """Those with these flags, `resolved`."""
@@ -100,7 +100,7 @@ class Outcomes:
         return Outcomes([t for t in self.trials if has(t[0])], [row for row in self.rows if has(row)])
 
     def values_of(self, flag):
-        return {row[flag] for row in self.rows if row[flag] is not None}
+        return {row[flag] for row in self.rows if row.get(flag) is not None}
 
     def finished(self):
         return [outcome for _, outcome in self.trials if outcome]
@@ -204,7 +204,7 @@ def difference(higher, lower):
 
     The degrees of freedom are Welch's and Satterthwaite's, for a difference of differences too.
     """
-    means = [float(np.mean(side[0]) - sum(np.mean(base) for base in side[1:])) for side in (higher, lower)]
+    means = [mean(side[0]) - sum(map(mean, side[1:])) for side in (higher, lower)]
     counts = min(map(len, higher)), min(map(len, lower))
     return Difference(*means, counts, *spread(*higher, *lower))
 
@@ -217,9 +217,14 @@ def paired_difference(higher, lower):
     )
 
 
+def mean(sample):
+    """Of equal values exactly theirs: a rounding error beside no spread would be significant."""
+    return float(sample[0] + np.mean(np.subtract(sample, sample[0])))
+
+
 def spread(*samples):
     """-> (standard error, degrees of freedom) of a sum or difference of the samples' means."""
-    squares = np.array([np.var(sample, ddof=1) / len(sample) for sample in samples])
+    squares = np.array([np.var(np.subtract(sample, sample[0]), ddof=1) / len(sample) for sample in samples])
     each = np.array([len(sample) - 1 for sample in samples])
     total = squares.sum()
     shares = squares / total if total > 0 else each / each.sum()

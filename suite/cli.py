@@ -58,8 +58,8 @@ def end_with_parent():
 class Job:
     """One trial's command, and its process."""
 
-    def __init__(self, words, task):
-        self.words, self.task = words, task
+    def __init__(self, script, words, task):
+        self.script, self.words, self.task = script, words, task
         self.process, self.began, self.took = None, 0.0, 0.0
         self.share = 0.0  # of its iterations that are done
         self.errors = collections.deque(maxlen=100)  # the last lines of its stderr
@@ -78,7 +78,7 @@ class Job:
         """Start the process, and threads that read what it prints. On a CPU the processes share the cores."""
         threads = 1 if self.task.is_small() else max(1, machine.cores() // at_once)
         own = {} if cuda or at_once == 1 else {"OMP_NUM_THREADS": str(threads)}
-        command = [sys.executable, inspect.getfile(type(self.task)), *self.words]
+        command = [sys.executable, self.script, *self.words]
         # A session of its own: of the terminal's signals only the parent hears, and says so once.
         apart = dict(env=own | os.environ | {PARENT: str(os.getpid())}, start_new_session=True)
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -131,7 +131,7 @@ class Campaign:
         self.waiting = [job for job in self.all if not job.is_finished()]
         self.stop.jobs = self.running
         kept = [] if self.args.overwrite else self.waiting
-        begun = sum((job.task.folder / "last.pt").exists() for job in kept)
+        begun = sum(job.task.has_begun() for job in kept)
         other = sum(job.has_other_code() for job in self.all if job not in self.waiting)
         with_other = f" ({other} with another script or common.py than now)" if other else ""
         done = f"{self.done()} done before{with_other}"
@@ -225,6 +225,9 @@ def worst(codes):
 
 def refuse_no_trial(task, args, given, figure):
     """No trial of a figure has the flags given: say which flag is why."""
+    if args.scale not in task.grids:
+        there = " or ".join(f"--scale {name}" for name in task.grids)
+        raise Refused(f"{task.name} has no figure at {args.scale} scale" + (there and f": {there}"))
     rows, name = flags.rows_of(task, args, given, figure), figure or "any figure"
     for flag, wanted in flags.choices(given).items():
         values = dict.fromkeys(row[flag] for row in rows if row.get(flag) is not None)
@@ -250,10 +253,19 @@ def show(task, args, given, figure):
             found[name] = trials
     if not found:
         refuse_no_trial(task, args, given, figure)
-    chosen = [flags.flag_in_folder(k, given[k]) for k in sorted(given.keys() & flags.declare(task).science)]
+    science = flags.declare(task).science | ({"precision"} if args.precision == "bf16" else set())
+    chosen = [flags.flag_in_folder(k, given[k]) for k in sorted(given.keys() & science)]
     finished = tables.print_figures(task, args.scale, found, Path(args.out), chosen)
-    if not finished and (line := other_scales([task], args.out, [args.scale])):
-        print(f"\n{line}")
+    if not finished:
+        line = other_scales([task], args.out, [args.scale]) or other_trials(task, args.out)
+        print(f"\n{line}" if line else "")
+
+
+def other_trials(task, out):
+    """A line about finished trials that have other flags, or an empty one."""
+    folder = Path(out, task.trials_of or task.name)
+    count = len(list(folder.glob("*/seed*/result.json")))
+    return f"{count} finished trials in {folder} have other flags: --report takes flags too" if count else ""
 
 
 def finished_of_scales(tasks, out, seeds=None):
@@ -304,7 +316,7 @@ def run(task, args, given, argv, stop):
                 "--jobs: on CUDA the seeds of a range take turns in one process; name fewer of them"
             )
         return worst(train([Trial(one.task, one.words, alone=False) for one in trials], stop))
-    jobs = [Job(one.words, one.task) for one in trials]
+    jobs = [Job(inspect.getfile(task), one.words, one.task) for one in trials]
     return Campaign(jobs, args.jobs or (1 if cuda else machine.cores()), cuda, stop).run()
 
 
@@ -318,9 +330,9 @@ def obey(task, argv):
     if argv is None:
         argv, own = sys.argv[1:], Path(sys.argv[0]).resolve()
         other = own.with_name(f"{task.name}.py")
-        if own.suffix == ".py" and own != other and other.exists():
+        if own.suffix == ".py" and own != other:
             what = f"{own.name} has a task of the name {task.name!r}"
-            raise Refused(f"{what}, whose trials would be taken for {other.name}'s")
+            raise Refused(f"{what}, whose commands and trials would be taken for {other.name}'s")
     args, given = flags.parse(task, argv)
     asked = [f"--{flag}" for flag in ("list", "all", "report") if flag in given]
     if len(asked) > 1:

@@ -50,8 +50,9 @@ def pictures(figure, stem, outcomes, out):
     """-> [(path, Figure, Outcomes)]: of many panels one for each model; and one of the training."""
     parts = {stem: (figure, outcomes)}
     if len(panels_of(figure, outcomes)) > 8:
-        models = dict.fromkeys(flags["model"] for flags, _ in outcomes.trials)
-        parts = {f"{stem}-{model}": (figure, outcomes.where(model=model)) for model in models}
+        models = dict.fromkeys(flags.get("model") for flags, _ in outcomes.trials)
+        if len(models) > 1:
+            parts = {f"{stem}-{model}": (figure, outcomes.where(model=model)) for model in models}
     if figure.training:
         title = f"{figure.title}, while it is trained"
         trained = Figure(title, {}, "iteration", by_iteration, "accuracy of training batches")
@@ -99,6 +100,11 @@ def panels_of(figure, outcomes):
             drawn = panel.lines.setdefault(line, {})
             for x, value in points.items():
                 drawn.setdefault(x, []).append(value)
+    if figure.x.startswith("iteration"):  # where trials differ in --log-every, what all have is compared
+        for panel in panels.values():
+            for line, points in panel.lines.items():
+                most = max(map(len, points.values()))
+                panel.lines[line] = {x: values for x, values in points.items() if len(values) == most}
     return list(panels.values())
 
 
@@ -188,9 +194,10 @@ def draw_panels(figure, panels):
     size = (max(sum(widths), 5.5), 2.5 * down + 1)  # inches; below a width of 5.5 the caption is cut off
     picture = matplotlib.figure.Figure(size, layout="constrained")
     axes = picture.subplots(down, across, squeeze=False, sharey=share_y, width_ratios=widths).flat
+    lines = list(dict.fromkeys(line for panel in panels for line in panel.lines))  # of one colour each
     for n, (axis, panel) in enumerate(zip(axes, panels)):
         axis.set(ylabel=panel.y, xlabel=LABELS.get(figure.x, figure.x))
-        draw_panel(axis, figure, panel)
+        draw_panel(axis, figure, panel, lines)
         if share_y and n % across:  # the first of the row says it
             axis.set_ylabel("")
     for axis in axes[len(panels) :]:
@@ -213,7 +220,7 @@ def places(panel):
     return list(dict.fromkeys(x for points in panel.lines.values() for x in points))
 
 
-def draw_panel(axis, figure, panel):
+def draw_panel(axis, figure, panel, lines):
     """Lines over x; or points side by side, where x is a word or there is a single one."""
     axis.grid(axis="y", alpha=0.3)
     axis.locator_params(axis="y", nbins=5)  # each grid line is a part of the SVG's size
@@ -221,8 +228,10 @@ def draw_panel(axis, figure, panel):
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
     xs = xs if side_by_side else sorted(xs)
     draw_one = draw_points if side_by_side else draw_each if figure.each else draw_line
-    for n, (line, points) in enumerate(panel.lines.items()):
-        style = STYLES.get(line, dict(color=f"C{n}", marker="o"))
+    for line, points in panel.lines.items():
+        style = STYLES.get(
+            line, dict(color=f"C{(3 + lines.index(line)) % 10}", marker="p")
+        )  # C3: none of theirs
         draw_one(axis, line, {x: points[x] for x in xs if x in points}, style)
     if figure.log_y:
         axis.set_yscale("log")

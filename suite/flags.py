@@ -309,7 +309,11 @@ def complete(task, args):
     """
     defaults, science = declare(task).defaults, declare(task).science
     args = argparse.Namespace(**vars(args))
-    task = task.variant(args)
+    base, task = task, task.variant(args)
+    if (task.trials_of or task.name) != (base.trials_of or base.name):
+        raise Refused(
+            f"with these flags {base.name} is {task.name}: its variant() has to return its own class"
+        )
     usual = defaults | {"warmup": min(1000, args.iterations // 10), "snapshot_every": 0} | task.defaults(args)
     for flag, value in usual.items():
         if getattr(args, flag, value) is None:
@@ -329,9 +333,17 @@ def refuse_meaningless(args, usual):
     """Flags about encodings that this encoding cannot follow."""
     for flag in ENCODING_FLAGS:
         changed = flag in args and getattr(args, flag) != usual[flag]
-        if changed and flag not in common.ENCODINGS[args.pe].accepts:
-            others = ", ".join(pe for pe, one in common.ENCODINGS.items() if flag in one.accepts)
+        if changed and flag not in followed(common.ENCODINGS[args.pe]):
+            others = ", ".join(pe for pe, one in common.ENCODINGS.items() if flag in followed(one))
             raise Refused(f"--{flag} means nothing with --pe {args.pe}: choose from {others}")
+
+
+def followed(encoding):
+    """The flags about encodings that have an effect: those it accepts, unless it inherits that from a class
+    whose `join` or `vectors` it has replaced, and may follow none."""
+    origin = lambda name: next(one for one in encoding.__mro__ if name in vars(one))
+    its_own = all(issubclass(origin("accepts"), origin(name)) for name in ("join", "vectors"))
+    return encoding.accepts if its_own else ()
 
 
 def folder_name(task, config, usual):
@@ -349,7 +361,9 @@ def flag_in_folder(flag, value):
 def as_words(flag, value):
     """A flag on a command line; a value of True stands for the bare flag, one of False for none."""
     name = f"--{flag.replace('_', '-')}"
-    return [] if value is False else [name] if value is True else [name, str(value)]
+    if isinstance(value, bool):
+        return [name] * value
+    return [f"{name}={value}"] if str(value).startswith("-") else [name, str(value)]
 
 
 def command_line(flags):
@@ -467,6 +481,6 @@ def trials_of_scale(task, out, scale, seeds=None):
     """{figure: [Listed]} of a scale, none where the task has no such scale; seeds of None: the grids' own."""
     if scale not in task.scales:
         return {}
-    args, given = parse(task, ["--out", str(out), "--scale", scale])
+    args, given = parse(task, [f"--out={out}", "--scale", scale])
     given |= {} if seeds is None else {"seed": seeds}
     return {figure: grid(task, args, given, figure) for figure in task.grids.get(scale, {})}

@@ -16,11 +16,17 @@ BAD_FLAGS = 2  # the exit code of what is Refused
 @functools.cache  # a grid has few of them, and hundreds of trials
 def try_encoding(encoding, positions, embed, bands):
     """Raise Refused now if the encoding cannot be built; on the meta device, so that nothing is computed."""
+    name, shape = encoding.__name__, lambda x: " x ".join(map(str, x.shape))
     with torch.device("meta"):
-        vectors = encoding(positions, embed, bands=bands).vectors(positions)
+        made = encoding(positions, embed, bands=bands)
+        joined = made.join(torch.empty(positions, 1, embed))
+        vectors = made.vectors(positions) if encoding.join is common.Encoding.join else None
     if vectors is not None and vectors.shape != (positions, embed):
-        shape = " x ".join(map(str, vectors.shape))
-        raise Refused(f"{encoding.__name__}'s vectors are {shape}, of {positions} steps and --embed {embed}")
+        raise Refused(f"{name}'s vectors are {shape(vectors)}, of {positions} steps and --embed {embed}")
+    if joined.shape != (positions, 1, made.inputs):
+        raise Refused(
+            f"{name}'s join makes {shape(joined)} of {positions} steps, but its `inputs` are {made.inputs}"
+        )
 
 
 def differences(before, config):
@@ -230,6 +236,10 @@ class Task:
     # -- a trial
 
     run = None  # a task that does not train a trial, or not only, has run(self, argv, stop) -> an exit code
+
+    def has_begun(self):
+        """Whether a process would continue what another one has saved."""
+        return (self.folder / "last.pt").exists()
 
     def result(self):
         """The metrics of the trial if it is done, else None."""

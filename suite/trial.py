@@ -2,6 +2,14 @@
 
 A checkpoint and the flags decide all that follows, since data depend on (seed, iteration) alone: a trial that
 was stopped ends with the same bits as one that was not.
+
+The model of a finished trial, in a program of one's own:
+
+    args, _ = flags.parse(Reverse, ["--scale", "quick", "--seed", "0"])
+    task = flags.complete(Reverse, args)
+    model = task.model()
+    trial.load_weights(model, task.folder / "last.pt", "cpu", "model")
+    model.eval()
 """
 
 from suite import files, graphs, machine
@@ -195,6 +203,8 @@ class Trial:
             say(f"{folder} is being run by {files.holder(folder / 'lock')}", file=sys.stderr)
             return self.end(RUNNING_ELSEWHERE)
         if args.overwrite:
+            if files.is_locked(folder / "stability.lock"):
+                raise Refused(f"{folder} is being evaluated by {files.holder(folder / 'stability.lock')}")
             files.clear(folder)
         elif self.ends_as_finished():  # by another process, since we looked
             return
