@@ -354,10 +354,12 @@ def decided(claim, differences, why):
     """
     if why:
         return Verdict(claim, why=why)
-    shown, opposite = zip(*(p_values(claim, one) for one in differences))
-    worst = max(range(len(shown)), key=lambda i: (shown[i], -differences[i].value))
-    beside = tuple(differences[:worst] + differences[worst + 1 :]) if claim.controls else ()
-    return Verdict(claim, differences[worst], "", shown[worst], min(1.0, len(shown) * min(opposite)), beside)
+    found = [(*p_values(claim, one), one) for one in differences]  # (shown, opposite, Difference)
+    found.sort(key=lambda one: (one[0], -one[2].value))
+    shown, _, weakest = found[-1]
+    opposite = min(1.0, len(found) * min(one[1] for one in found))
+    beside = tuple(one[2] for one in found[:-1]) if claim.controls else ()
+    return Verdict(claim, weakest, "", shown, opposite, beside)
 
 
 def p_values(claim, d):

@@ -130,17 +130,17 @@ class Campaign:
         self.stop.training, self.stop.saving = True, "stopping and saving all that runs"
         self.waiting = [job for job in self.all if not job.is_finished()]
         self.stop.jobs = self.running
-        kept = [] if self.args.overwrite else self.waiting
-        begun = sum(job.task.has_begun() for job in kept)
+        begun = 0 if self.args.overwrite else sum(job.task.has_begun() for job in self.waiting)
         other = sum(job.has_other_code() for job in self.all if job not in self.waiting)
         with_other = f" ({other} with another script or common.py than now)" if other else ""
         done = f"{self.done()} done before{with_other}"
         what = f"{done}, {begun} to be continued, {self.at_once} at a time"
         say(f"{len(self.all)} commands, {what}")
         told = False
+        to_start = lambda: self.waiting and not self.stop.requested
         try:
-            while self.running or self.waiting and not self.stop.requested:
-                while self.waiting and len(self.running) < self.at_once and not self.stop.requested:
+            while self.running or to_start():
+                while len(self.running) < self.at_once and to_start():
                     self.running.append(self.waiting.pop(0))
                     self.running[-1].start(self.at_once, self.cuda)
                 if self.stop.requested and not told:

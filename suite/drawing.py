@@ -63,9 +63,9 @@ def pictures(figure, stem, outcomes, out):
 
 def at_both_ends(outcomes):
     """Those with a curve, of none, constant and sin, at each model's smallest and largest vocabulary."""
-    found, outcomes = [], Outcomes(outcomes.trials)  # of those that are there
-    for model in dict.fromkeys(flags["model"] for flags, _ in outcomes.trials):
-        smallest, largest = (outcomes.where(model=model).where(vocab=end).trials for end in (min, max))
+    found, chosen = [], Outcomes(outcomes.trials)  # a filtered grid has ends of its own
+    for model in dict.fromkeys(flags["model"] for flags, _ in chosen.trials):
+        smallest, largest = (chosen.where(model=model).where(vocab=end).trials for end in (min, max))
         found += smallest if smallest == largest else smallest + largest
     wanted = ("none", "constant", "sin")
     return Outcomes([(f, one) for f, one in found if one and one.curve and f["pe"] in wanted])

@@ -469,7 +469,8 @@ def refuse_half_set(task, args, given, figure):
     """Refuse a flag that a part of a figure's trials set: it would select of these and change the others."""
     rows, wanted = rows_of(task, args, given, figure), choices(given)
     for flag in given:
-        rest = [row for row in rows if all(row[k] in wanted[k] for k in row.keys() & wanted.keys() - {flag})]
+        others = wanted.keys() - {flag}
+        rest = [row for row in rows if all(row[k] in wanted[k] for k in row.keys() & others)]
         own = [row for row in rest if flag in row]
         if own and len(own) < len(rest):
             name, flag = figure or "all figures", as_words(flag, True)[0]

@@ -228,10 +228,10 @@ def figure_lines(figure, scale, outcomes, broken, verdicts):
 def missing(outcomes, broken, most=8):
     """A line that names the cells that lack trials, by the flags in which cells differ, and how many."""
     found, cells = outcomes.cells(), []
-    differ = {item for cell in found for item in cell if not all(item in other for other in found)}
+    common = set.intersection(*map(set, found)) if found else set()
     for cell, trials in found.items():
         if lacking := len(trials.trials) - len(trials.finished()):
-            told = [(k, v) for k, v in cell if (k, v) in differ and v is not None]
+            told = [(k, v) for k, v in cell if (k, v) not in common and v is not None]
             words = " ".join(k.replace("_", "-") if v is True else str(v) for k, v in told) or "all"
             cells.append(f"{words} ({lacking})")
     more = f" and {len(cells) - most} more" if len(cells) > most else ""
