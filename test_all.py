@@ -2521,40 +2521,54 @@ def test_cuda_trials_are_the_cpus():
     flags = "--scale smoke --iterations 300 --batch 64 --lr 0.01"
 
     def losses(case):
-        command, where, way = case
-        run_script(f"{command} {flags} --device {where} {way}", out := re.sub(r"\W+", "-", " ".join(case)))
-        return losses_below(out, where == "cuda" and "--no-graph" not in way)
+        (command, where, way), out = case, re.sub(r"\W+", "-", " ".join(case))
+        try:
+            run_script(f"{command} {flags} --device {where} {way}", out)
+            return losses_below(out, where == "cuda" and "--no-graph" not in way)
+        except AssertionError as error:
+            return str(error)
 
     there = [(command, "cuda", way) for command, ways in CARD.items() for way in ways]
     cases = [*((command, "cpu", "") for command in CARD), *there]
     with library(), ThreadPoolExecutor(min(8, machine.cores())) as pool:
         lm_tokens()
         found = dict(zip(cases, pool.map(losses, cases)))
-    for command, _, way in there:
-        wanted, got = found[command, "cpu", ""], found[command, "cuda", way]
-        assert len(wanted) >= 1 + 2 * ("0-2" in command) and wanted.keys() == got.keys(), (command, got)
-        for name, loss in wanted.items():
-            bound = 0.03 if "bf16" in way else 0.01  # rounding of 1e-3 in all weights moves it by 0.002
-            assert abs(got[name] - loss) < bound, (command, way, name, got[name], loss)
+    # All that is wrong, since a card is dear
+    wrong = [(case, got) for case, got in found.items() if isinstance(got, str)]
+    for case in there:
+        command, _, way = case
+        wanted, got = found[command, "cpu", ""], found[case]
+        if isinstance(wanted, str) or isinstance(got, str):
+            continue
+        if len(wanted) < 1 + 2 * ("0-2" in command) or wanted.keys() != got.keys():
+            wrong.append((case, wanted, got))
+            continue
+        bound = 0.03 if "bf16" in way else 0.01  # rounding of 1e-3 in all weights moves it by 0.002
+        wrong += [(case, name, got[name], x) for name, x in wanted.items() if not abs(got[name] - x) < bound]
     for command in (command for command, ways in CARD.items() if ways is WAYS):
-        assert found[command, "cuda", WAYS[-1]] == found[command, "cuda", WAYS[-2]], command
+        one, two = (found[command, "cuda", way] for way in WAYS[-2:])
+        wrong += [(command, "--deterministic", one, two)] * (one != two)
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 @on_card
 def test_cuda_gradients_are_those_of_double_precision():
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    tokens = torch.randint(300, (64, 16))
-    inputs = torch.cat([tokens, torch.full_like(tokens, 300)], 1)
-    parts = dict(inputs=inputs, targets=tokens.flip(1))
     kinds = [(kind, None) for kind in MODELS] + [("mamba", dict(conv=False, rotate=True))]
-    for kind, for_layer in kinds:
-        model = common.Model(kind, "sin", 300, 512, 512, 32, for_layer).double()
+    for (kind, for_layer), vocab in itertools.product(kinds, (300, 2000)):
+        rows = 64 if kind == "mamba" else 250  # from some 3,000 integers on CUDA sums by other kernels
+        tokens = torch.randint(vocab, (rows, 16))
+        inputs = torch.cat([tokens, torch.full_like(tokens, vocab)], 1)
+        parts = dict(inputs=inputs, targets=tokens.flip(1))
+        model = common.Model(kind, "sin", vocab, 512, 512, 32, for_layer).double()
         wanted = gradients(model, common.Episode(**parts, steps=slice(16, 32)), ENGINES["torch"])
         there = {name: x.cuda() for name, x in parts.items()}
         episode = common.Episode(**there, steps=slice(16, 32), commands=16)
+        model.zero_grad()  # else .cuda() would take along the gradients that are wanted
         model.float().cuda()
         for compiled in (False, suite.compiling.compile_fault("cuda") is None):
-            loss, _, found = gradients(model, episode, machine.Engine("fast", compiled))
+            with mock.patch.object(fast, "CUDA_CHUNK", 2**18):  # several chunks, of which the last is smaller
+                loss, _, found = gradients(model, episode, machine.Engine("fast", compiled))
             close(loss.cpu(), wanted[0], 1e-5)
             for name, gradient in wanted[2].items():
                 error = (found[name].cpu().double() - gradient).norm() / gradient.norm()

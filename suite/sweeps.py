@@ -116,7 +116,7 @@ def one_step_earlier(x, sizes):
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
     """Gradients of the table, summed in `dtype`, and of the clock, from those of their sums, (N, G)."""
     d_read = d_x[: len(tokens)].to(dtype)
-    if d_x.is_cuda:  # sorts the tokens, where atomic additions to the same rows would wait for one another
+    if d_x.is_cuda:  # sorts tokens, unless few: atomic additions to the same rows would wait for one another
         d_table = torch.ops.aten.embedding_dense_backward(d_read, tokens, table_rows, -1, False)
     else:
         d_table = d_read.new_zeros(table_rows, d_x.shape[1]).index_add_(0, tokens, d_read)

@@ -39,7 +39,7 @@ class NotFinite(Exception):
     pass
 
 
-class Stopped(Exception):
+class Stopped(BaseException):  # torch.compile makes an Exception one of its own
     """A signal came while a trial was evaluated, when there is nothing to save."""
 
 
