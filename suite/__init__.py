@@ -55,7 +55,7 @@ if not hasattr(sys, "ps1"):  # a notebook or another interpreter goes on after C
     with contextlib.suppress(ValueError):  # outside of the main thread nobody hears signals
         signal.signal(signal.SIGINT, interrupt)
 
-scripts = [name for name in os.listdir(os.path.dirname(os.path.dirname(__file__))) if name.endswith(".py")]
-for script in scripts:
-    if script.removesuffix(".py") in sys.stdlib_module_names:  # torch would import a task's copy.py for that
-        raise SystemExit(f"{script} has the name of a module of Python's own: rename it")
+for file in os.listdir(os.path.dirname(os.path.dirname(__file__))):
+    stem, extension = os.path.splitext(file)
+    if extension == ".py" and stem in sys.stdlib_module_names:  # torch would import a task's copy.py for that
+        raise SystemExit(f"{file} has the name of a module of Python's own: rename it")

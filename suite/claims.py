@@ -91,7 +91,8 @@ class Outcomes:
 
     def resolved(self, flags):
         """The flags; a value of min or max becomes the smallest or largest of the grid."""
-        return {k: v(self.values_of(k)) if callable(v) and self.values_of(k) else v for k, v in flags.items()}
+        values = {k: self.values_of(k) for k, v in flags.items() if callable(v)}
+        return {k: v(values[k]) if values.get(k) else v for k, v in flags.items()}
 
     def where(self, **flags):
         """Those with these flags, `resolved`."""

@@ -253,12 +253,12 @@ def show(task, args, given, figure):
             found[name] = trials
     if not found:
         refuse_no_trial(task, args, given, figure)
-    science = flags.declare(task).science | ({"precision"} if args.precision == "bf16" else set())
-    chosen = [flags.flag_in_folder(k, given[k]) for k in sorted(given.keys() & science)]
+    chosen = [flags.flag_in_folder(k, given[k]) for k in sorted(given.keys() & flags.science_of(task, args))]
     finished = tables.print_figures(task, args.scale, found, Path(args.out), chosen)
-    if not finished:
-        line = other_scales([task], args.out, [args.scale]) or other_trials(task, args.out)
-        print(f"\n{line}" if line else "")
+    if finished:
+        return
+    if line := other_scales([task], args.out, [args.scale]) or other_trials(task, args.out):
+        print(f"\n{line}")
 
 
 def other_trials(task, out):

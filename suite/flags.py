@@ -305,9 +305,9 @@ def complete(task, args):
     """The task of one trial: the flags whose default depends on others are set, and all fit together.
 
     Its folder is OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN, its `config`
-    the flags that change the result; of the precisions, bf16 alone does so beyond rounding.
+    the flags that change the result.
     """
-    defaults, science = declare(task).defaults, declare(task).science
+    defaults = declare(task).defaults
     args = argparse.Namespace(**vars(args))
     base, task = task, task.variant(args)
     if (task.trials_of or task.name) != (base.trials_of or base.name):
@@ -321,12 +321,16 @@ def complete(task, args):
     if "warmup" in args and args.warmup > args.iterations:
         raise Refused(f"--warmup {args.warmup} is above --iterations {args.iterations}")
     refuse_meaningless(args, usual)
-    if args.precision == "bf16":
-        science = science | {"precision"}
+    science = science_of(base, args)
     config = {k: v for k, v in sorted(vars(args).items()) if k in science}
     found = task(args, config, Path(task.folder_of(args, folder_name(task, config, usual))))
     found.check()
     return found
+
+
+def science_of(task, args):
+    """The flags that change the result; of the precisions, bf16 alone does so beyond rounding."""
+    return declare(task).science | ({"precision"} if args.precision == "bf16" else set())
 
 
 def refuse_meaningless(args, usual):

@@ -301,7 +301,7 @@ class Trial:
             self.end(BAD_FLAGS, f"error: {error}")
         except NotFinite as error:
             kept = f"the last good checkpoint is kept in {self.folder}"
-            checkpoint = kept if self.has_checkpoint() else "nothing was saved"
+            checkpoint = kept if self.task.has_begun() else "nothing was saved"
             with contextlib.suppress(OSError):
                 files.write(self.folder / files.DIVERGED, f"{error}\n")
             self.end(NOT_FINITE, f"{error}; {checkpoint}")
@@ -310,19 +310,16 @@ class Trial:
         except OSError as error:
             where = "" if error.filename else f"{self.folder}: "  # a disk that does not answer names no file
             kept = f"; checkpoints are kept, {again(self.args)} continues"
-            more = kept if self.has_checkpoint() else ""
+            more = kept if self.task.has_begun() else ""
             self.end(FAILED, f"{where}{error}{more}")
         except Exception as error:  # noqa: BLE001 - the others go on
             if machine.is_out_of_memory(error):
                 fewer = "" if self.alone else ", or train fewer seeds at a time"
-                kept = "; checkpoints are kept" if self.has_checkpoint() else ""
+                kept = "; checkpoints are kept" if self.task.has_begun() else ""
                 self.end(FAILED, f"out of memory: lower {self.task.what_to_lower}{fewer}{kept}")
             else:
                 traceback.print_exc()
                 self.end(FAILED)
-
-    def has_checkpoint(self):
-        return (self.folder / "last.pt").exists()
 
     def end(self, code, why=None):
         self.code = code
