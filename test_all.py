@@ -513,6 +513,21 @@ def test_a_batch_depends_on_the_seed_and_the_iteration_alone(device=CPU, drawn=l
         assert not torch.equal(one.held_out.rows, other.held_out.rows)
 
 
+def test_a_batch_is_compiled_once_for_all_seeds():
+    def backend(graph, inputs):
+        compiled.append(script)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = []
+    for script, flags in BATTERY:
+        for seed in range(3):
+            task = task_of(f"--vocab 50 --length 6 --batch 40 {flags} --seed {seed}", script, build=True)
+            batch = torch.compile(task.training_episode, backend=backend, dynamic=False)
+            assert torch.equal(batch(torch.tensor(7)).inputs, task.training_episode(7).inputs)
+    assert compiled == [script for script, flags in BATTERY]
+
+
 def test_held_out_rows_are_never_trained_on_and_all_others_as_they_are_drawn():
     scarce = "--vocab 2 --length 4 --held-out 8|--vocab 4 --length 4 --held-out 5 --min-length 2"
     scarce += "|--vocab 4 --length 3 --held-out 12 --dual-freq|--vocab 3 --length 3 --held-out 13"

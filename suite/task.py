@@ -186,6 +186,7 @@ class Task:
         rows = self.test_rows(device)
         mass = self.mass(rows)
         self.held_out = common.HeldOut(rows, mass)
+        self.seed_there = torch.tensor(self.seed, device=device)  # a tensor: compiled code serves all seeds
         k = common.key(self.seed, common.TRAINING, 0, device=device)  # training starts at iteration 1
         candidates = self.draw(k, (1024,))
         again, others = self.draw(k, (1024,)), self.draw(common.mix(k), (1024,))
@@ -222,7 +223,7 @@ class Task:
 
     def training_rows(self, i):
         """(B, W) integers: for every row candidates are drawn, and the first allowed one is taken."""
-        k = common.key(self.seed, common.TRAINING, i, device=self.spare.device)
+        k = common.key(self.seed_there, common.TRAINING, i, device=self.spare.device)
         candidates = self.draw(k, (self.held_out.rounds, self.batch))  # (R, B, W)
         return self.held_out.first_allowed(candidates, self.spare)
 
