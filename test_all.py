@@ -743,6 +743,10 @@ def test_out_of_memory_is_one_line():
         assert wait(child) == trial.FAILED and "Traceback" not in log(), log()
         assert log().splitlines()[-1].startswith("reverse.py: out of memory: lower --batch"), log()
         assert "checkpoints are kept" not in log()
+    failed = RuntimeError("operation failed due to a previous error during capture")
+    assert not machine.is_out_of_memory(failed)
+    failed.__context__ = torch.OutOfMemoryError()
+    assert machine.is_out_of_memory(failed)
 
 
 # -- suite/files.py, trial.py: whatever disturbs a trial, it ends with the same bits -------------------------
@@ -994,6 +998,10 @@ def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
             ends(trial.STOPPED, f"{SMOKE} --overwrite", "same command without --overwrite evaluates")
         ends(0, SMOKE, "continuing from last.pt, iteration 20")
         assert report.progress(folder_in(folder))[0] == "done" and not list(folder.rglob(files.DIVERGED))
+        found = {"x": torch.ones(()), "by": {"y": np.arange(2)}}
+        with mock.patch.object(Reverse, "evaluate", lambda *_: found):
+            ends(0, f"{SMOKE} --overwrite")
+        assert outcome(folder_in(folder))[1] == {"x": 1.0, "by": {"y": [0, 1]}}
 
 
 def test_a_start_that_died_early_leaves_nothing_and_a_resume_says_what_has_changed():

@@ -155,10 +155,15 @@ def refuse_what_cannot_fit(task, device):
 
 
 def is_out_of_memory(error):
-    """Only some such errors are torch.OutOfMemoryError; the others are RuntimeErrors, known by their text."""
+    """Only some such errors are torch.OutOfMemoryError; the others are RuntimeErrors, known by their text.
+
+    While a CUDA graph is recorded it may come out as the failure to end the graph, raised in its course.
+    """
     words = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
     says = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    return says or isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if says or isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and is_out_of_memory(error.__context__)
 
 
 def peak_memory(device, alone):

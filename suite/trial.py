@@ -20,6 +20,7 @@ from suite.task import BAD_FLAGS, differences
 import contextlib
 import datetime
 import functools
+import json
 import math
 import os
 import signal
@@ -151,7 +152,7 @@ def names_of_not_finite(metrics):
     """The names of the metrics that hold an infinity or a NaN, however deep."""
 
     def finite(x):
-        if isinstance(x, dict | list | tuple):
+        if isinstance(x, dict | list):
             return all(map(finite, x.values() if isinstance(x, dict) else x))
         return not isinstance(x, float) or math.isfinite(x)
 
@@ -337,6 +338,7 @@ class Trial:
         self.model.eval()
         with stop.interrupting():
             metrics = self.task.evaluate(self.model, self.engine)
+        metrics = json.loads(json.dumps(metrics, default=lambda x: x.tolist()))  # also tensors and arrays
         if bad := names_of_not_finite(metrics):
             raise NotFinite(f"{', '.join(bad)} not finite after iteration {self.iteration}")
         memory = "peak_memory_bytes" if self.alone else "peak_memory_bytes_of_all"
