@@ -487,7 +487,8 @@ def training_perplexity(first, last):
 
     def part(outcome):
         losses = outcome.curve["loss"]
-        return float(np.exp(np.mean(losses[math.floor(first * len(losses)) : math.ceil(last * len(losses))])))
+        rows = slice(int(first * len(losses)), max(1, int(last * len(losses))))
+        return float(np.exp(np.mean(losses[rows])))
 
     return part
 

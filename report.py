@@ -114,14 +114,15 @@ LEGEND = """\
 Where a claim says that something does *not* help, *no* means that it does help, however little, and *yes*
 that a gain as large as the margin is excluded. Intervals and p-values (two-sided) are those of Welch's t
 test; of a paired one where two numbers of the same trials are compared, of a one-sample one where they are
-compared with a fixed number. A claim over `none` and a control (`constant`, or `dup` where that has not run)
-has to be true of both: the numbers are those of the weaker comparison, then the other's difference. Its
-opposite is shown where either comparison shows it, at twice the p, since there are two. In tables and
-pictures the interval is the paper's, of a mean, by percentile bootstrap.
+compared with a fixed number. Of a claim with a margin there are two tests, against zero and against the
+margin, and p is the smaller one's. A claim over `none` and a control (`constant`, or `dup` where that has
+not run) has to be true of both: the numbers are those of the weaker comparison, then the other's
+difference. Its opposite is shown where either comparison shows it, at twice the p, since there are two. In
+tables and pictures the interval is the paper's, of a mean, by percentile bootstrap.
 
 Claims in bold are **primary**: the few of the paper's sentences that its title rests on and, a family of
-their own, a few on what is beyond it. Their p-values are corrected by Holm's method among those of a scale;
-the interval beside it is not.
+their own, a few on what is beyond it. Their p-values are corrected by Holm's method among those of a scale,
+for *yes* and for *no* apart; the interval beside it is not.
 """
 
 
