@@ -344,6 +344,19 @@ def test_s4d_convolution_is_its_recurrence():
     outputs, steps = torch.stack(outputs), torch.tensor([[0, 8], [3, 5]])
     close(layer(x, slice(4, 7)), outputs[4:7], 1e-10)
     close(layer(x, steps), torch.stack([outputs[steps[b], b] for b in range(2)], 1), 1e-10)
+    layer = common.S4D(4, 2000)  # as it begins
+    assert_uniform(((layer.log_dt.detach().double() / math.log(10) + 3) * 5).int().tolist(), 10)
+    close(layer.log_A_real.exp(), torch.full((2000, 32), 0.5), 1e-6)
+    close(layer.A_imag, math.pi * torch.arange(32).expand(2000, 32), 1e-6)
+    for x, spread in ((layer.C.flatten(0, 1), [math.sqrt(0.5)] * 2), (layer.D, 1.0)):
+        close(x.std(0), spread, 0.1)
+
+
+def test_weights_begin_as_pytorchs():
+    for kind in ("gru", "lstm"):
+        for name, p in common.Model(kind, "learned", 999, 100, 100).named_parameters():
+            spread = 1 if name in ("embedding.weight", "encoding.table") else 0.1 / math.sqrt(3)
+            assert abs(p.mean()) < 0.4 * spread and abs(p.std() / spread - 1) < 0.2, (kind, name)
 
 
 def check_layer(kind, by_equations, *how):
@@ -511,6 +524,12 @@ def test_a_batch_depends_on_the_seed_and_the_iteration_alone(device=CPU, drawn=l
         assert not torch.equal(later.inputs, one.training_episode(8).inputs)
         assert not torch.equal(later.inputs, other.training_episode(7).inputs)
         assert not torch.equal(one.held_out.rows, other.held_out.rows)
+        streams = {common.HELD_OUT: (one.test_rows, CPU), common.TRAINING: (one.training_rows, 7)}
+        streams[common.ANALYSIS] = (stability.draw_pairs, 0, 50, 6, 1, 1)
+        for stream, (drawing, *how) in streams.items():
+            with mock.patch.object(common, "key", wraps=common.key) as key:
+                drawing(*how)
+            assert {call.args[1] for call in key.call_args_list} == {stream}
 
 
 def test_a_batch_is_compiled_once_for_all_seeds():
@@ -529,6 +548,7 @@ def test_a_batch_is_compiled_once_for_all_seeds():
 
 
 def test_held_out_rows_are_never_trained_on_and_all_others_as_they_are_drawn():
+    assert common.HeldOut(torch.zeros(1024, 4).long(), 0.25).rounds == 30  # its docstring's
     scarce = "--vocab 2 --length 4 --held-out 8|--vocab 4 --length 4 --held-out 5 --min-length 2"
     scarce += "|--vocab 4 --length 3 --held-out 12 --dual-freq|--vocab 3 --length 3 --held-out 13"
     scarce += "|--vocab 2 --length 2 --held-out 6|--vocab 4 --length 3 --held-out 16"
@@ -539,6 +559,7 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_they_are_drawn():
         mass = sum(likely[row] for row in held_out) / sum(likely.values())
         assert mass > 0.1 and abs(task.mass(task.held_out.rows) - mass) < 1e-12
         drawn = [task.draw(common.key(5), (40, 512)).flatten(0, 1)]
+        drawn += [task.draw(common.key(6, n), (1,)) for n in range(4096)]  # the first row of each draw
         task.batch = 512
         trained = [task.training_rows(i) for i in range(1, 41)]
         allowed = {row: weight for row, weight in likely.items() if row not in held_out}
@@ -697,6 +718,13 @@ def test_engines_agree():
         compare_engines(words, script, torch.float32, 1e-5)
     for kind, length, batch in itertools.product((*MODELS, *MAMBAS), (1, 2, 3), (1, 3)):  # below its width
         compare_engines(f"--length {length} --vocab 40 --batch {batch} --hidden 40 --model {kind}", Reverse)
+    model, episode = (
+        task_of("--scale smoke").model(),
+        task_of("--scale smoke", build=True).training_episode(1),
+    )
+    losses = [3 * engine.loss_and_accuracy(model, episode)[0] for engine in ENGINES.values()]
+    for wanted, found in zip(*(torch.autograd.grad(loss, model.parameters()) for loss in losses)):
+        close(found, wanted, 1e-4)
     for kind in MODELS:
         patches = [mock.patch.object(sweeps, "by_operators", lambda *_: False)]  # what CUDA computes
         patches += [mock.patch.object(fast, "CHUNK", chunk) for chunk in (7, 50)]  # of rows
@@ -730,6 +758,7 @@ def test_a_cpus_maker_decides_what_is_faster():
             mock.patch.object(suite.compiling, "onednn_is_exact", return_value=exact),
         ):
             found = machine.choose_engine(task_of("--hidden 128 --batch 32"), CPU)
+        assert machine.choose_engine(task_of("--model gru --engine torch"), CPU).name == "torch"
         machine.prepare(found, CPU)
         assert torch.backends.mkldnn.matmul.fp32_precision == switch and found.name == engine, (maker, exact)
 
@@ -870,6 +899,12 @@ def test_what_a_kill_cuts_short_is_whole_again():
         gc.collect()  # and with the trial its lock
         ends(0, SMOKE)
         assert (folder_in(".") / "curve.csv").read_text().splitlines()[-1].startswith("20,")
+        written = []
+        noting = lambda path, *more, **how: (written.append(path.name), write(path, *more, **how))
+        with mock.patch.object(files, "write", noting):
+            ends(0, f"{SMOKE} --overwrite --snapshot-every 10")
+        each = [[f"0000{n}.pt", "last.pt", "curve.csv"] for n in (10, 20)]
+        assert written == ["config.json", *each[0], *each[1], "curve.csv", "result.json"], written
         # What --overwrite has begun to delete is never taken for done, nor continued as another trial.
         everything = ["config.json", "curve.csv", "last.pt", "previous.pt", "result.json"]
         for count in range(5):
@@ -951,8 +986,10 @@ def test_what_a_model_draws_at_random_goes_on_after_a_stop():
         ends(0, f"{words} whole/runs")
         with stopping(10):
             ends(trial.STOPPED, f"{words} stopped/runs", "stopped at iteration 10")
+        change(folder_in("stopped") / "last.pt", "seconds", lambda _: 1000.0)
         ends(0, f"{words} stopped/runs", "continuing from last.pt, iteration 10")
         assert outcome(folder_in("stopped")) == outcome(folder_in("whole"))
+        assert read_json(folder_in("stopped") / "result.json")["seconds"] > 1000, "of all resumes"
     suite.flags.declare.cache_clear()
 
 
@@ -973,7 +1010,7 @@ def test_full_disk_ends_the_trial_and_loses_nothing():
 
 def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
     for words in ("--lr 1e38 --warmup 10", "--lr 1e308"):
-        words = f"{SMOKE} --save-every 1 {words}"
+        words = f"{SMOKE} --save-every 1 --snapshot-every 1 {words}"
         with workplace() as folder:
             code, _, err = command(words)
             assert code == trial.NOT_FINITE and re.search(r"between iterations \d+ and \d+", err), err
@@ -984,9 +1021,13 @@ def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
             with no_pictures():
                 out = command(f"{words} --report fig12 --pe sin")[1]
             assert "not finite, left out: runs" in out and "without a result: all (1)" in out, out
-            for path in folder_in(folder).glob("*.pt"):
-                assert all(v.isfinite().all() for v in load(path)["model"].values()), "the kept one is good"
+            for saved in map(load, folder_in(folder).rglob("*.pt")):
+                assert all(v.isfinite().all() for v in saved.get("model", saved).values()), "the kept is good"
             ends(trial.NOT_FINITE, words)
+    plain = Reverse.loss_and_accuracy
+    infinite = lambda *args: (plain(*args)[0], torch.tensor(math.inf))
+    with workplace(), mock.patch.object(Reverse, "loss_and_accuracy", infinite):
+        ends(trial.NOT_FINITE, SMOKE, "not finite between iterations 1 and 5")
     bad = {"good": [0.5, {"x": 1}], "bad": {"x": [0.5, {"y": math.nan}]}, "worse": -math.inf}
     told = lambda *_: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60))
     with workplace() as folder:
@@ -1070,6 +1111,7 @@ def test_what_a_trial_leaves():
         assert found.relative_to(folder).as_posix() == f"runs/reverse/{name}/seed0"
         result = read_json(found / "result.json")
         assert set(keys.split()) <= result.keys() and result["argv"] == shlex.split(words)
+        assert math.isclose(result["iterations_per_second"] * result["seconds"], 20, rel_tol=0.05), result
         assert (result["config"]["warmup"], result["iterations"], result["parameters"]) == (2, 20, 3480)
         last, snapshot = load(found / "last.pt")["model"], load(found / "snapshots/000020.pt")
         assert all(torch.equal(last[k], snapshot[k]) for k in last) and last.keys() == snapshot.keys()
@@ -1157,8 +1199,17 @@ def test_other_flags_are_refused():
         refuses("--beta2 0.5 there, 0.999 here, --lr 0.5 there, 0.001 here", SMOKE)
         code, _, err = command(f"{SMOKE} --seed 0-1 --jobs 2")  # does not take it for done
         assert code == 2 and err.count("--beta2 0.5 there") == 1 and list(folder.glob("runs/*/*/seed1")), err
+        path.rename("config")
+        content = read_json(result := path.with_name("result.json"))
+        files.write_json(result, content | {"config": content["config"] | {"lr": 0.5}})
+        refuses("--lr 0.5 there, 0.001 here", SMOKE)
+        Path("config").rename(path)
         ends(0, f"{SMOKE} --overwrite")
         ends(0, SMOKE)
+        before = sorted(path.parent.iterdir())
+        with files.lock(path.parent / "lock"):  # of a trial that runs nothing is deleted
+            ends(trial.RUNNING_ELSEWHERE, f"{SMOKE} --overwrite", "is being run by process")
+        assert sorted(path.parent.iterdir()) == before
 
 
 def test_a_commit_is_of_this_repository_not_of_one_around_it_and_has_the_script():
@@ -1194,6 +1245,8 @@ def test_folder_names_hold_what_changes_results():
     science += "|--model mamba --slow"
     name = lambda words: task_of(words).folder.parent.name
     plain = "lstm-sin-K16384-L64"
+    own = {"model", "pe", "vocab", "seed", "amplitude", "min_length", "dual_freq"}
+    assert suite.flags.declare(Reverse).science == own | TRAINING.keys() - {"snapshot_every"}
     assert task_of("").folder == Path(f"runs/reverse/{plain}/seed0")
     assert {name(words) for words in plumbing.split("|")} == {plain}
     assert len({name(words) for words in science.split("|")} | {plain}) == len(science.split("|")) + 1
@@ -1285,6 +1338,12 @@ def test_all_goes_on_and_ends_with_the_worst_code():
         assert [line[:6] for line in out.splitlines() if "done;" in line] == ["2 of 3", "3 of 3"]
         with mock.patch.object(sys, "executable", "/nowhere/python"):
             ends(1, f"{words} --overwrite", "/nowhere/python")
+    for code, wanted in ((-signal.SIGKILL, trial.FAILED), (trial.STOPPED, trial.STOPPED)):
+        campaign = cli.Campaign([job := mock.Mock(words=["x"], errors=[], took=1.0)], 1, False, trial.Stop())
+        campaign.running, job.end.return_value = [job], code
+        captured(campaign.take_back, job)
+        assert cli.worst(campaign.codes) == wanted and campaign.done() == 0, "a job that was killed"
+        assert campaign.stop.requested == (code == trial.STOPPED), "one that was stopped ends them all"
 
 
 def test_all_stops_all_at_once_and_continues_and_no_job_outlives_it():
@@ -1328,6 +1387,9 @@ def test_signals_outside_of_training_are_one_line():
         for words, said in ((" --scale paper --list | head -n 1", "python reverse.py"), (" >&-", "")):
             done = subprocess.run(shlex.join(script) + words, shell=True, check=True, **pipe)
             assert done.stdout.startswith(said) and not done.stderr, done.stderr
+    codes = trial.FAILED, trial.NOT_FINITE, trial.RUNNING_ELSEWHERE, trial.STOPPED
+    assert codes == (1, 3, 73, 75)  # README.md's and slurm_array.sh's
+    assert {1, 2, 10, 15} == {*map(int, trial.Stop.SIGNALS)} or sys.platform != "linux"
     stop = trial.Stop()
     stop.training = True
     with mock.patch.object(os, "_exit") as at_once:
@@ -1434,6 +1496,11 @@ def test_verdicts():
     word, numbers = judged(cells, higher=NONE | dict(vocab=min), lower=NONE | dict(vocab=max))
     assert (word, numbers[0], numbers[2]) == (YES, 0.6, 0.2) and judged(cells)[0] == TOO_FEW
     several = Claim("f", "", claims.metric("a"), SIN, NONE)
+    few = none_and_sin([0.5, None, None], [0.8, 0.9, 1.0], vocab=32)
+    few += none_and_sin([0.1, 0.2, 0.3], [0.1, 0.2, 0.3], vocab=8)
+    of_gains = dict(higher=SIN | dict(vocab=max), lower=SIN | dict(vocab=min), over=NONE)
+    assert judged(few, **of_gains) == (TOO_FEW, [1, 3]), "of a base"
+    assert judged(none_and_sin([], [0.8, 0.9]), lower=0.5) == (TOO_FEW, [2])
     assert "more than one cell" in claims.judge(several, Outcomes(cells)).why
     with unittest.TestCase().assertRaisesRegex(ValueError, "no 'c', but a, b"):
         claims.metric("c")(cells[0][1])
@@ -1583,7 +1650,9 @@ def test_broken_files_are_named_and_the_others_reported():
 def test_the_points_of_a_picture_are_there_as_numbers():
     with workplace(), no_pictures():
         made_up(Reverse, words := "--scale smoke --seed 0-2 --model lstm")
-        (path,) = re.findall(r"written: (.*fig3.*\.csv)", command(f"{words} --report fig3")[1])
+        with mock.patch.object(tables, "correct", wraps=claims.correct) as correct:
+            (path,) = re.findall(r"written: (.*fig3.*\.csv)", command(f"{words} --report fig3")[1])
+        assert correct.call_args.args[1] == claims.MOST_PRIMARY, "other scripts' claims are of the family"
         rows = list(csv.DictReader(Path(path).read_text().splitlines()))
     names = "panel", "line", "mean", "low", "high", "n", "values"
     found = Counter(tuple(row[k] for k in names) for row in rows)
@@ -1680,6 +1749,7 @@ PAPER = [  # script, figure, {model: vocabularies}, encodings, other flags
     (Reverse, "fig14", LARGEST, ["none", *TABLES], dict(min_length=32)),
     (Sort, "fig8", dict(gru=POWERS[:4], lstm=POWERS[3:]), TWO, {}),
     (Sort, "fig12", LARGEST, ["none", "dup", "sin"], {}),
+    (DelayedAddition, "fig7-gru", dict(gru=[896]), TWO, dict(length=16, iterations=600_000)),
     (DelayedAddition, "fig7", dict(lstm=[896, 960, 1024, 1088]), TWO, dict(length=16, iterations=600_000)),
     (Predecessor, "fig10", dict(lstm=[512, 640, 768, 896, 1024]), TWO, dict(length=16)),
 ]
@@ -1734,6 +1804,7 @@ def test_chance_is_the_best_answer_without_memory():
         rows = np.sort(list(itertools.product(range(vocab), repeat=length)), axis=1)
         most = [np.bincount(place).max() / len(rows) for place in rows.T]
         close(Sort.figures["fig8"].chance(vocab, length), np.mean(most), 1e-12)
+    assert claims.uniform_chance(5, 3) == 1 / 5
     before = Counter(x for x, y in itertools.permutations(range(5), 2) if y == 3)  # the query is 3
     assert Predecessor.figures["fig10"].chance(5, 2) == max(before.values()) / before.total()
 
@@ -1750,6 +1821,10 @@ def test_defaults_and_grids_are_the_papers():
         wanted = TRAINING | flags | (dict(snapshot_every=5000) if "dual_freq" in flags else {})
         for a in trials:
             assert vars(a).items() >= wanted.items(), (figure, wanted.items() - vars(a).items())
+    found = paper(lm_wikitext.WikiText, "table1")
+    assert sorted((a.pe, a.seed) for a in found) == [(pe, seed) for pe in TWO for seed in range(5)]
+    wanted = TRAINING | dict(model="lstm", vocab=32768, length=1024, iterations=30_000)
+    assert all(vars(a)[k] == wanted[k] for a in found for k in wanted.keys() & vars(a).keys())
     more = [(a.model, a.pe, a.vocab, a.iterations, a.batch, a.seed) for a in paper(Reverse, "section4.1")]
     sizes = [(300_000, 512), (600_000, 512), (300_000, 1024)]
     largest = [("gru", "none", 256), ("lstm", "none", 16384), ("s4d", "none", 16384)]
@@ -1841,17 +1916,17 @@ def test_stability_pairs():
 
 
 def test_stability_from_trial_to_report():
-    smoke, saved = "--scale smoke --model s4d --pairs 8", lambda: read_json(path)["by_condition"]
+    smoke, saved = "--scale smoke --model s4d --seed 3 --pairs 8", lambda: read_json(path)["by_condition"]
     evaluated = lambda words: command(words, Stability)[1].count("\niteration ")
     with workplace(), no_pictures():
         folder = (task := task_of(smoke, Stability)).folder
         path, again = folder / "stability.json", "again" / folder.relative_to("runs")
         ends(0, f"{smoke} --train", task=Stability)
-        ends(0, "--scale smoke --model s4d --dual-freq --out again")
+        ends(0, "--scale smoke --model s4d --seed 3 --dual-freq --out again")
         assert outcome(folder) == outcome(again)
         first, model = saved(), common.Model("s4d", "sin", 8, 16, 16, 16).double()
         model.load_state_dict(load(again / "last.pt")["model"])
-        wanted = plain_stability(model, *stability.draw_pairs(0, 8, 8, 3, 2), 3).view(4, 2).mean(1)
+        wanted = plain_stability(model, *stability.draw_pairs(3, 8, 8, 3, 2), 3).view(4, 2).mean(1)
         close([values["20"] for values in first.values()], wanted, 1e-5)
         (folder / "result.json").rename("kept")
         assert "a trial that is not finished" in command(f"{smoke} --report", Stability)[1]
@@ -1915,6 +1990,7 @@ def test_stability_refuses_what_it_cannot_use():
             refuses("was trained with --", f"--trial {folder} {flag}", Stability)
         with files.lock(folder / "stability.lock"):
             ends(2, f"{words} --dual-freq --overwrite", "is being evaluated by process")
+            ends(trial.RUNNING_ELSEWHERE, words, "is being evaluated by process", task=Stability)
 
 
 def test_bench():
@@ -2001,8 +2077,13 @@ def test_windows_and_initial_weights():
     assert {(decode(x), decode(y)) for x, y in zip(first.inputs, first.targets)} <= seen
     count = (len(A_TEXT) - CUT - 1) // 5  # perplexity is that of consecutive windows
     logits = fresh.model(task.valid[: 5 * count].view(count, 5)).flatten(0, 1).double()
+    metrics = task.evaluate(fresh.model, fresh.engine)
     wanted = F.cross_entropy(logits, task.valid[1 : 5 * count + 1]).exp()
-    assert abs(task.evaluate(fresh.model, fresh.engine)["valid_perplexity"] / wanted - 1) < 1e-5
+    assert abs(metrics["valid_perplexity"] / wanted - 1) < 1e-5
+    spread = [n * (CUT - 6) // (count - 1) for n in range(count)]  # that of as many over the training part
+    cut = torch.stack([task.train[n : n + 6] for n in spread])
+    wanted = F.cross_entropy(fresh.model(cut[:, :5]).flatten(0, 1).double(), cut[:, 1:].flatten()).exp()
+    assert abs(metrics["train_perplexity"] / wanted - 1) < 1e-5
 
 
 def test_tokenizers():
@@ -2173,10 +2254,19 @@ def test_epochs_are_permutations_and_the_unigram_model_by_hand():
             epochs(count, batch, 9 * count)
         assert_uniform(epochs(4, 4, 2400), 24)
         lm_tokens()
-        seen = Counter(itertools.chain(*PIECES))
-        shares = [(seen[n] + 1) / (sum(LENGTHS) + 40) for x in PIECES for n in x[1:33] if n]
-        found = lm_wikitext.unigram_perplexity(lm_task().splits, 40)
-        assert abs(found * math.exp(np.mean(np.log(shares))) - 1) < 1e-12
+        seen, task = Counter(itertools.chain(*PIECES)), lm_task()
+        for n, (name, split) in enumerate(task.splits.items()):  # of other pieces each
+            task.splits[name] = split._replace(tokens=(split.tokens + n) % 40)
+        targets = [(n + 2) % 40 for x in PIECES for n in x[1:33]]
+        shares = [(seen[n] + 1) / (sum(LENGTHS) + 40) for n in targets if n]
+        metrics = task.evaluate(model := task.model(), ENGINES["fast"])
+        assert abs(metrics["unigram_test_perplexity"] * math.exp(np.mean(np.log(shares))) - 1) < 1e-12
+        for name in ("valid", "test"):
+            wanted = task.perplexities(model, task.splits[name], ENGINES["fast"])[0]
+            assert metrics[f"{name}_perplexity"] == wanted
+        assert metrics["valid_perplexity"] != metrics["test_perplexity"] != metrics["unigram_test_perplexity"]
+        orders = {tuple(lm_wikitext.shuffled(seed, epoch, 50)) for seed in (0, 1) for epoch in (0, 1)}
+        assert len(orders) == 4
 
 
 def test_language_model_learns_and_notices_another_text():
