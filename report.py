@@ -231,14 +231,10 @@ def command(section):
 def origin(outcomes):
     """How many trials there are, how long they took, and what they ran on."""
     found = outcomes.finished()
-    distinct = lambda name, most=None: " and ".join(
-        sorted({str(one.about.get(name))[:most] for one in found})
-    )
     seconds = np.median([one.seconds for one in found])
     took = f"{seconds:.3g}" if seconds < 100 else f"{seconds:,.0f}"
     n = f"{len(found)} of {len(outcomes.trials)} trials, median {took} s each"
-    edited = ", with changes that no commit has" if any(one.about.get("dirty") for one in found) else ""
-    return f"{n}; {distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}{edited}."
+    return f"{n}; {tables.made_by(outcomes)}."
 
 
 def bench_parts(out):
@@ -325,7 +321,7 @@ def main(argv=None):
 def obey(args):
     out = Path(args.out)
     found = args.scale or cli.finished_of_scales(TASKS, out, args.seed) or ["paper"]
-    scales = sorted(set(found), key=SCALES.index)
+    scales = list(dict.fromkeys(found))
     if args.write:
         write_page(args.write, out, scales, args.seed)
     else:

@@ -680,6 +680,17 @@ def test_a_model_and_an_encoding_of_ones_own():
         def forward(self, x, steps):
             return common.select(super().forward(x).cumsum(0), steps)
 
+    class NoSelect(torch.nn.Linear):
+        def forward(self, x, steps):
+            return super().forward(x)
+
+    class BatchFirst(torch.nn.RNN):
+        def __init__(self, inputs, hidden):
+            super().__init__(inputs, hidden, batch_first=True)
+
+        def forward(self, x, steps):
+            return common.select(super().forward(x)[0], steps)
+
     class Narrow(common.Random):
         def __init__(self, positions, size, **options):
             super().__init__(positions, size, **options)
@@ -690,12 +701,15 @@ def test_a_model_and_an_encoding_of_ones_own():
             return torch.cat([tokens] * 3, dim=-1)
 
     encodings = mock.patch.dict(common.ENCODINGS, gate=Gate, narrow=Narrow, wide=Wide)
-    with encodings, mock.patch.dict(common.LAYERS, mean=Mean), workplace():
+    layers = mock.patch.dict(common.LAYERS, mean=Mean, whole=NoSelect, rows=BatchFirst)
+    with encodings, layers, workplace():
         suite.flags.declare.cache_clear()
         refuses("Narrow's vectors are 16 x 1, of 16 steps and --embed 16", "--scale smoke --pe narrow")
         refuses(
             "Wide's join makes 16 x 1 x 48 of 16 steps, but its `inputs` are 32", "--scale smoke --pe wide"
         )
+        refuses("NoSelect makes logits (16, 2, 8), not (8, 2, 8)", "--scale smoke --model whole")
+        refuses("BatchFirst mixes the rows of a batch", "--scale smoke --model rows")
         for flag in ("--combine add", "--bands 0:0.5"):  # it may not follow what Sinusoid does
             refuses("means nothing with --pe gate", f"--scale smoke --pe gate {flag}")
         for flags in ("--pe gate", "--model mean"):
@@ -1068,6 +1082,8 @@ def test_a_start_that_died_early_leaves_nothing_and_a_resume_says_what_has_chang
             ends(0, one, "2 done before, 0")
         assert "--snapshot-every stays 10" in err, err
         assert read_json(t.folder / "result.json")["run"]["snapshot_every"] == 10
+        (before,) = read_json(t.folder / "result.json")["earlier"]
+        assert (before["engine"], before["until"], before["code"]) == ("torch", 20, machine.code_of(t.task))
         (t.folder / "snapshots").rename("elsewhere")
         (t.folder / "snapshots").symlink_to(Path("elsewhere").resolve())
         ends(0, f"{SMOKE} --overwrite")
@@ -1649,7 +1665,18 @@ def test_broken_files_are_named_and_the_others_reported():
 
 def test_the_points_of_a_picture_are_there_as_numbers():
     with workplace(), no_pictures():
-        made_up(Reverse, words := "--scale smoke --seed 0-2 --model lstm")
+        folders = made_up(Reverse, words := "--scale smoke --seed 0-2 --model lstm")
+        assert "made by unlike" not in command(f"{words} --report fig3")[1]
+        part = {"device": "another", "commit": None, "dirty": True}
+        path = next(path for path in folders if "dual-freq" in str(path)) / "result.json"
+        files.write_json(path, read_json(path) | {"earlier": [part]})
+        made = (
+            "a card and another; torch unknown; commit 0123456 and unknown, with changes that no commit has"
+        )
+        assert (
+            f"  made by unlike machines, versions or commits: {made}\n"
+            in command(f"{words} --report fig3")[1]
+        )
         with mock.patch.object(tables, "correct", wraps=claims.correct) as correct:
             (path,) = re.findall(r"written: (.*fig3.*\.csv)", command(f"{words} --report fig3")[1])
         assert correct.call_args.args[1] == claims.MOST_PRIMARY, "other scripts' claims are of the family"
@@ -1735,6 +1762,17 @@ def test_cells_that_would_be_one_point_of_a_picture_are_lines():
     assert panel.lines == {"none": {8: [0.5, 0.5]}, "sin": {8: [0.5, 0.5]}}
     (panel,) = suite.drawing.panels_of(figure, outcomes)
     assert panel.lines["sin, lr 1"] == {8: [0.5, 0.5]} and panel.lines["none, lr 2"] == {8: [1.0, 1.0]}
+    for row, one in outcomes.trials:
+        row["lr"] = row["lr"] if row["lr"] == 1 else None  # a flag that a row leaves out
+    figure = claims.Figure("Mine", claims.ACCURACY, "lr")
+    (panel,) = suite.drawing.panels_of(figure, outcomes)
+    assert panel.lines == {pe: {"1": [0.5, 0.5], "-": [1.0, 1.0]} for pe in ("none", "sin")}
+    if not tables.CAN_DRAW:
+        raise Skip("but for its picture: matplotlib is not installed")
+    with workplace():
+        suite.drawing.draw(figure, "smoke", Path("mine"), outcomes, [".svg"])
+        said = set(re.findall(r">([^<>]+)</text>", Path("mine.svg").read_text()))
+        assert {"-", "1", "none: vanilla", "sin: the clock"} <= said, said
 
 
 # -- reverse.py, sort.py, delayed_add.py, predecessor.py -----------------------------------------------------

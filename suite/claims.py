@@ -466,7 +466,10 @@ def metric(name):
 
     def of(outcome):
         if name not in outcome.metrics:
-            raise ValueError(f"its metrics have no {name!r}, but {', '.join(outcome.metrics)}")
+            there = ", ".join(outcome.metrics)
+            raise ValueError(
+                f"its metrics have no {name!r}, but {there}: without the file it is evaluated anew"
+            )
         return outcome.metrics[name]
 
     return of

@@ -225,8 +225,8 @@ def worst(codes):
 
 def refuse_no_trial(task, args, given, figure):
     """No trial of a figure has the flags given: say which flag is why."""
-    if args.scale not in task.grids:
-        there = " or ".join(f"--scale {name}" for name in task.grids)
+    if not task.grids.get(args.scale):
+        there = " or ".join(f"--scale {name}" for name, grids in task.grids.items() if grids)
         raise Refused(f"{task.name} has no figure at {args.scale} scale" + (there and f": {there}"))
     rows, name = flags.rows_of(task, args, given, figure), figure or "any figure"
     for flag, wanted in flags.choices(given).items():
@@ -262,10 +262,11 @@ def show(task, args, given, figure):
 
 
 def other_trials(task, out):
-    """A line about finished trials that have other flags, or an empty one."""
+    """A line about finished trials where none is reported, or an empty one."""
     folder = Path(out, task.trials_of or task.name)
     count = len(list(folder.glob("*/seed*/result.json")))
-    return f"{count} finished trials in {folder} have other flags: --report takes flags too" if count else ""
+    what = "have other flags (--report takes flags too) or are left out"
+    return f"{count} finished trials in {folder} {what}" if count else ""
 
 
 def finished_of_scales(tasks, out, seeds=None):

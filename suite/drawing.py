@@ -100,6 +100,11 @@ def panels_of(figure, outcomes):
             drawn = panel.lines.setdefault(line, {})
             for x, value in points.items():
                 drawn.setdefault(x, []).append(value)
+    for panel in panels.values():
+        if None in places(panel):  # a flag that some trials leave out: words, as the tables have them
+            for line, points in panel.lines.items():
+                words = ["-" if x is None else str(x) for x in points]
+                panel.lines[line] = dict(zip(words, points.values()))
     if figure.x.startswith("iteration"):  # where trials differ in --log-every, what all have is compared
         for panel in panels.values():
             for line, points in panel.lines.items():
@@ -281,7 +286,8 @@ def draw_points(axis, line, points, style):
     names = [x if isinstance(x, str) else line for x in points]
     for name, values in zip(names, points.values()):
         axis.plot([name] * len(values), values, "_", color=style["color"], markersize=10, alpha=0.6)
-    axis.errorbar(names, *means_and_errors(points), linestyle="none", **style)
+    label = "" if line in names else line  # the legend has what the x axis has not
+    axis.errorbar(names, *means_and_errors(points), linestyle="none", label=label, **style)
 
 
 def write_ends(axis, panel):

@@ -226,7 +226,7 @@ def provenance(task, argv, model, engine, device):
     """What config.json and result.json hold of a trial's origin."""
     plumbing = {k: v for k, v in sorted(vars(task.args).items()) if k not in task.config and v is not None}
     return {
-        "task": task.name,
+        "task": task.trials_of or task.name,
         "config": task.config,
         "run": plumbing,
         "argv": argv,

@@ -239,6 +239,17 @@ def missing(outcomes, broken, most=8):
     return [f"  {what}: {', '.join(cells[:most])}{more}"] if cells else []
 
 
+def made_by(outcomes):
+    """On what, with which PyTorch and at which commits its trials ran."""
+    abouts = [one.about for one in outcomes.finished()]
+    processes = [process for about in abouts for process in (about, *about.get("earlier", []))]
+    distinct = lambda name: sorted({str(process.get(name) or "unknown") for process in processes})
+    commits = [commit[:7] for commit in distinct("commit")]
+    edited = ", with changes that no commit has" if any(process.get("dirty") for process in processes) else ""
+    device, torch, commit = map(" and ".join, (distinct("device"), distinct("torch"), commits))
+    return f"{device}; torch {torch}; commit {commit}{edited}"
+
+
 def few_trials(verdicts):
     """What so few trials can and cannot show."""
     counts = [n for one in verdicts if one.difference for n in one.difference.counts if n]
@@ -310,6 +321,8 @@ def print_figures(task, scale, figures, out, chosen):
         judged += sum(verdict.word != TOO_FEW for verdict in one.verdicts)
         print(f"\n{name} ({scale} scale): {one.figure.title}. {done} of {len(trials)} trials finished")
         print(*one.lines(), sep="\n")
+        if " and " in (made := made_by(one.outcomes)):
+            print(f"  made by unlike machines, versions or commits: {made}")
         # The SVG first: a picture that was drawn as a PNG gives another one.
         for _, path, fault in one.draw(out, [".svg", ".png"], numbers=True):
             written = f"{path.with_suffix('.csv')}{', .png, .svg' if CAN_DRAW else ''}"

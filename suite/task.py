@@ -1,6 +1,6 @@
 """What a script provides: its task, as a subclass of `Task`. README.md has a complete example."""
 
-from suite import files
+from suite import fast, files
 
 import functools
 
@@ -198,6 +198,24 @@ class Task:
             raise Refused(f"{what}: mend mass(), or exist() and draw()")
         self.spare = candidates[~held_out][0]
         self.check_episode(self.training_episode(1))
+        if not fast.knows(common.LAYERS[self.args.model], common.ENCODINGS[self.args.pe]):
+            self.check_model(self.model().to(device).eval())
+
+    @torch.no_grad()
+    def check_model(self, model):
+        """Raise Refused where a model of one's own does not answer each row by itself."""
+        episode, name = self.test_episode(), type(model.layer).__name__
+        first, second, both = (episode.rows(part) for part in (slice(1), slice(1, 2), slice(2)))
+        first, second, together = (model(part.inputs, part.steps) for part in (first, second, both))
+        wanted, found = (*both.targets.T.shape, self.vocab), tuple(together.shape)
+        if found != wanted:
+            raise Refused(
+                f"{name} makes logits {found}, not {wanted}: its forward ends with select(h, steps)"
+            )
+        if not torch.allclose(together, torch.cat([first, second], dim=1), rtol=1e-2, atol=1e-3):
+            raise Refused(
+                f"{name} mixes the rows of a batch: its input is (T, B, inputs), not (B, T, inputs)"
+            )
 
     def check_episode(self, episode):
         """Raise Refused where an episode is not what models, engines and metrics rely on."""

@@ -33,6 +33,8 @@ import torch
 from common import Refused
 
 FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 3, 73, 75  # exit codes, beside BAD_FLAGS; 0: done
+# What is kept of each process that trained a part of a trial
+PROCESS = "device", "engine", "precision", "threads", "torch", "commit", "dirty", "code"
 HEADER = "iteration,loss,accuracy,learning_rate,seconds"  # of curve.csv
 
 
@@ -113,7 +115,8 @@ def other_flags(folder, config):
 def other_code(task, content):
     """In words, that a trial's file was made by another version of its script or of common.py; None where it
     was not, or does not say."""
-    if content and content.get("code") not in (None, machine.code_of(task)):
+    processes = [content, *content.get("earlier", [])] if content else []
+    if {one.get("code") for one in processes} - {None, machine.code_of(task)}:
         return f"with another {machine.script_of(task).name} or common.py than now"
 
 
@@ -244,10 +247,16 @@ class Trial:
             self.keep_snapshot_interval(before.get("run", {}))
         self.origin = machine.provenance(self.task, self.argv, self.model, self.engine, self.device)
         threads = self.origin["threads"]
-        if before is None:
+        earlier = before.get("earlier", []) if before else []
+        if before:
+            self.say_what_changed(earlier[0] if earlier else before)
+            process = {name: before.get(name) for name in PROCESS}
+            if process != {name: self.origin[name] for name in PROCESS}:
+                earlier = [*earlier, process | {"until": self.iteration}]
+        if earlier:
+            self.origin["earlier"] = earlier
+        if before is None or earlier != before.get("earlier", []):
             files.write_json(self.folder / "config.json", self.origin)
-        else:
-            self.say_what_changed(before)
         size = f"{self.origin['parameters']:,} parameters"
         say(f"{self.folder}: {size}, {self.origin['device']}, {threads} thread{'s' * (threads > 1)}")
         if fault := self.engine.compile_fault:
