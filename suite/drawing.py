@@ -286,7 +286,7 @@ def draw_points(axis, line, points, style):
     names = [x if isinstance(x, str) else line for x in points]
     for name, values in zip(names, points.values()):
         axis.plot([name] * len(values), values, "_", color=style["color"], markersize=10, alpha=0.6)
-    label = "" if line in names else line  # the legend has what the x axis has not
+    label = "" if all(line in name for name in names) else line  # the legend has what the x axis has not
     axis.errorbar(names, *means_and_errors(points), linestyle="none", label=label, **style)
 
 
