@@ -320,8 +320,7 @@ def main(argv=None):
 
 def obey(args):
     out = Path(args.out)
-    found = args.scale or cli.finished_of_scales(TASKS, out, args.seed) or ["paper"]
-    scales = list(dict.fromkeys(found))
+    scales = list(dict.fromkeys(args.scale or cli.finished_of_scales(TASKS, out, args.seed) or ["paper"]))
     if args.write:
         write_page(args.write, out, scales, args.seed)
     else:

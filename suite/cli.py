@@ -263,7 +263,7 @@ def show(task, args, given, figure):
 
 def other_trials(task, out):
     """A line about finished trials where none is reported, or an empty one."""
-    folder = Path(out, task.trials_of or task.name)
+    folder = Path(out, task.trainer())
     count = len(list(folder.glob("*/seed*/result.json")))
     what = "have other flags (--report takes flags too) or are left out"
     return f"{count} finished trials in {folder} {what}" if count else ""

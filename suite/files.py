@@ -77,6 +77,11 @@ def read_usable_json(path, key):
         return None
 
 
+def processes(content):
+    """Of a trial's file: what it says of the last process, and of those that trained a part otherwise."""
+    return [content, *content.get("earlier", [])]
+
+
 def finished_metrics(folder):
     """The metrics of a trial that is done, else None."""
     result = read_usable_json(folder / "result.json", "metrics")

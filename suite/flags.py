@@ -310,7 +310,7 @@ def complete(task, args):
     defaults = declare(task).defaults
     args = argparse.Namespace(**vars(args))
     base, task = task, task.variant(args)
-    if (task.trials_of or task.name) != (base.trials_of or base.name):
+    if task.trainer() != base.trainer():
         raise Refused(
             f"with these flags {base.name} is {task.name}: its variant() has to return its own class"
         )

@@ -160,10 +160,10 @@ def is_out_of_memory(error):
     While a CUDA graph is recorded it may come out as the failure to end the graph, raised in its course.
     """
     words = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
-    says = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    if says or isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and is_out_of_memory(error.__context__)
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
+    says = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+    return says or is_out_of_memory(error.__context__)
 
 
 def peak_memory(device, alone):
@@ -204,7 +204,7 @@ def version_of_code(script):
 def script_of(task):
     """The file that says what a trial is, beside common.py."""
     here = getattr(sys.modules[type(task).__module__], "__file__", common.__file__)  # a notebook has none
-    return Path(here).resolve().with_name(f"{task.trials_of or task.name}.py")
+    return Path(here).resolve().with_name(f"{task.trainer()}.py")
 
 
 def code_of(task):
@@ -226,7 +226,7 @@ def provenance(task, argv, model, engine, device):
     """What config.json and result.json hold of a trial's origin."""
     plumbing = {k: v for k, v in sorted(vars(task.args).items()) if k not in task.config and v is not None}
     return {
-        "task": task.trials_of or task.name,
+        "task": task.trainer(),
         "config": task.config,
         "run": plumbing,
         "argv": argv,

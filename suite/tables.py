@@ -241,8 +241,7 @@ def missing(outcomes, broken, most=8):
 
 def made_by(outcomes):
     """On what, with which PyTorch and at which commits its trials ran."""
-    abouts = [one.about for one in outcomes.finished()]
-    processes = [process for about in abouts for process in (about, *about.get("earlier", []))]
+    processes = [process for one in outcomes.finished() for process in files.processes(one.about)]
     distinct = lambda name: sorted({str(process.get(name) or "unknown") for process in processes})
     commits = [commit[:7] for commit in distinct("commit")]
     edited = ", with changes that no commit has" if any(process.get("dirty") for process in processes) else ""

@@ -82,9 +82,14 @@ class Task:
         return {"held_out": 1024, "amplitude": common.ENCODINGS[args.pe].usual(args.embed)}
 
     @classmethod
+    def trainer(cls):
+        """The name of its trials' script and folder: its own, or that of the task it shares them with."""
+        return cls.trials_of or cls.name
+
+    @classmethod
     def folder_of(cls, args, name):
         """Where the trial of these flags is; `name` says those that change its result."""
-        return f"{args.out}/{cls.trials_of or cls.name}/{name}/seed{args.seed}"
+        return f"{args.out}/{cls.trainer()}/{name}/seed{args.seed}"
 
     def __init__(self, args, config, folder):
         """`config` holds the flags that change the result."""

@@ -115,8 +115,8 @@ def other_flags(folder, config):
 def other_code(task, content):
     """In words, that a trial's file was made by another version of its script or of common.py; None where it
     was not, or does not say."""
-    processes = [content, *content.get("earlier", [])] if content else []
-    if {one.get("code") for one in processes} - {None, machine.code_of(task)}:
+    codes = {process.get("code") for process in files.processes(content)} if content else set()
+    if codes - {None, machine.code_of(task)}:
         return f"with another {machine.script_of(task).name} or common.py than now"
 
 
@@ -247,22 +247,28 @@ class Trial:
             self.keep_snapshot_interval(before.get("run", {}))
         self.origin = machine.provenance(self.task, self.argv, self.model, self.engine, self.device)
         threads = self.origin["threads"]
-        earlier = before.get("earlier", []) if before else []
-        if before:
-            self.say_what_changed(earlier[0] if earlier else before)
-            process = {name: before.get(name) for name in PROCESS}
-            if process != {name: self.origin[name] for name in PROCESS}:
-                earlier = [*earlier, process | {"until": self.iteration}]
-        if earlier:
-            self.origin["earlier"] = earlier
-        if before is None or earlier != before.get("earlier", []):
+        if before is None:
             files.write_json(self.folder / "config.json", self.origin)
+        else:
+            self.keep_earlier(before)
         size = f"{self.origin['parameters']:,} parameters"
         say(f"{self.folder}: {size}, {self.origin['device']}, {threads} thread{'s' * (threads > 1)}")
         if fault := self.engine.compile_fault:
             say_once(f"not compiled, so the same numbers take longer: torch.compile fails with {fault}")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+
+    def keep_earlier(self, before):
+        """What trained a part of a resumed trial otherwise stays in config.json, for result.json."""
+        earlier, process = before.get("earlier", []), {name: before.get(name) for name in PROCESS}
+        self.say_what_changed(earlier[0] if earlier else before)
+        changed = process != {name: self.origin[name] for name in PROCESS}
+        if changed:
+            earlier = [*earlier, process | {"until": self.iteration}]
+        if earlier:
+            self.origin["earlier"] = earlier
+        if changed:
+            files.write_json(self.folder / "config.json", self.origin)
 
     def say_what_changed(self, before):
         """Of what the last bits depend on, since a resumed trial began."""
