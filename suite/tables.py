@@ -201,7 +201,8 @@ def mean_columns(name, metric):
 
 MEANING = """\
   yes: the 95% interval of the difference (t test) lies above zero; no: below it; undecided: neither is shown.
-  [low, high] is that interval, p two-sided. Of a primary claim p decides, corrected for ten or more (Holm).
+  [low, high] is that interval, p two-sided. Of a primary claim p decides, corrected (Holm): here as
+  if of ten or more, by report.py --write for as many as all scripts have.
   In tables and pictures: the 95% percentile bootstrap interval of a mean, as in the paper. vanilla: none."""
 
 
