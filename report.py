@@ -91,7 +91,7 @@ def show_progress(out, scales, seeds):
     print(*(f"cannot be read: {line}" for line in faults), sep="\n", end="\n" if faults else "")
     print("stopped: interrupted, to be continued by the same command; figures may share trials.")
     print("Fig. 5 is computed from the snapshots of Fig. 3's trials: python stability.py --report")
-    if not finished and (line := cli.other_scales(tasks, out, scales)):
+    if not finished and (line := cli.other_scales(tasks, out, scales, seeds)):
         print(line)
 
 
@@ -155,8 +155,7 @@ def sections(out, scales, seeds):
                 found.append(tables.section(task, scale, name, chosen, trials))
     for scale, beyond in itertools.product(scales, (False, True)):
         together = [one for one in found if one.scale == scale and one.figure.beyond is beyond]
-        family = sum(verdict.claim.primary for one in together for verdict in one.verdicts)
-        corrected = iter(correct([verdict for one in together for verdict in one.verdicts], family))
+        corrected = iter(correct([verdict for one in together for verdict in one.verdicts]))
         for one in together:
             one.verdicts = [next(corrected) for _ in one.verdicts]
     return found
@@ -181,14 +180,8 @@ def verdict_lines(found, scales):
     ]
     for one, verdict in rows:
         text = f"**{verdict.claim.text}**" if verdict.claim.primary else verdict.claim.text
-        words = [
-            text,
-            one.scale,
-            verdict.word,
-            verdict.numbers,
-            f"[{one.task.name}.py {one.name}](#{anchor(heading_of(one))})",
-        ]
-        lines.append(f"| {' | '.join(words)} |")
+        figure = f"[{one.task.name}.py {one.name}](#{anchor(heading_of(one))})"
+        lines.append(f"| {text} | {one.scale} | {verdict.word} | {verdict.numbers} | {figure} |")
     return [*lines, ""]
 
 
@@ -254,28 +247,32 @@ def page_lines(out, scales, seeds, folder, tail):
     found = sections(out, scales, seeds)
     if not any(one.outcomes.finished() for one in found):
         raise Refused(f"no trial of {' or '.join(scales)} scale is finished in --out {out}")
-    parts, broken = bench_parts(out)
-    texts = {}
+    benches, broken = bench_parts(out)
+    by_part = {}
     for one in found:
         if one.outcomes.finished():
-            texts.setdefault(part_of(one), []).append(one)
-    order = [part for part in texts if part != BEYOND] + [BEYOND] * (BEYOND in texts)
+            by_part.setdefault(part_of(one), []).append(one)
+    order = [part for part in by_part if part != BEYOND] + [BEYOND] * (BEYOND in by_part)
     contents = ["## Contents", "", f"- {link('All verdicts')}"]
     for part in order:
         contents.append(f"- {link(part)}")
-        contents += [f"  - {link(heading_of(one))}: {one.figure.title}" for one in texts[part]]
+        contents += [f"  - {link(heading_of(one))}: {one.figure.title}" for one in by_part[part]]
     written = [line.removeprefix("## ") for line in tail if line.startswith("## ")]
-    contents += [f"- {link(heading)}" for heading in (*parts, *written)]
-    waiting = [heading_of(one) for one in found if not one.outcomes.finished()]
+    contents += [f"- {link(heading)}" for heading in (*benches, *written)]
+    unfinished = [one for one in found if not one.outcomes.finished()]
+    waiting = [heading_of(one) for one in unfinished if not one.broken]
     contents += ["", f"Nothing has run yet of: {'; '.join(waiting)}."] if waiting else []
+    for one in unfinished:  # all that has run is left out
+        contents += ["", f"Of {heading_of(one)} nothing is reported:", ""] if one.broken else []
+        contents += [f"- {line}" for line in one.broken]
     lines = ["", *contents, "", *verdict_lines(found, scales)]
     for part in order:
         lines += [f"## {part}", ""]
-        for one in texts[part]:
+        for one in by_part[part]:
             lines += section_lines(one, out, folder)
-    for heading, table in parts.items():
+    for heading, table in benches.items():
         lines += [f"## {heading}", "", *table]
-    return lines, [line for one in found for line in one.broken] + broken
+    return lines, list(dict.fromkeys(line for one in found for line in one.broken)) + broken
 
 
 def kept(path):
@@ -307,7 +304,8 @@ def write_page(path, out, scales, seeds):
 def main(argv=None):
     parser = Parser("report.py", description="How far every figure of every script is.")
     parser.add_argument("--out", default="runs", type=flags.place, help="folder of all trials (runs)")
-    parser.add_argument("--scale", choices=SCALES, nargs="+", help="of which figures (all that have trials)")
+    scales = dict(choices=SCALES, nargs="+", action="extend")
+    parser.add_argument("--scale", **scales, help="of which figures (all that have trials)")
     parser.add_argument(
         "--seed", type=seed_or_range, metavar="N", help="such as 0-9: in place of the grids' own"
     )

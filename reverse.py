@@ -359,11 +359,11 @@ def by_variation(outcome):
 
 def by_training(outcome):
     flags = outcome.flags
-    x = f"{flags['pe']}\n{flags['iterations']:,} x {flags['batch']}"
+    x = f"{flags['pe']}\n{flags['iterations']:,}\nx {flags['batch']}"
     yield name_of(flags["model"]), flags["pe"], {x: accuracy(outcome)}
 
 
-UNLIKE = "  Vectors have length 1, but learned ones start at the root of --embed; `amplitude` has equal ones."
+UNLIKE = "  Vectors have length 1, learned ones at first the root of --embed (equal: quick's `amplitude`)."
 RETRIEVAL = {f"accuracy, {c} (target/disturbants)": retrieval(c) for c in CONDITIONS}
 BY_VOCAB = dict(x="vocab", training=True, chance=uniform_chance)
 POSITION = "position of the target in the input (1: read first)"

@@ -23,7 +23,15 @@ from suite.claims import CONTROLS, NONE, SIN, Claim, Figure, name_of
 from suite.files import Torn
 from suite.flags import COUNT, as_words, command_line, complete, declare, place
 from suite.progress import say
-from suite.trial import RUNNING_ELSEWHERE, STOPPED, Trial, load_weights, refuse_other_flags, train
+from suite.trial import (
+    RUNNING_ELSEWHERE,
+    STOPPED,
+    Trial,
+    earlier_processes,
+    load_weights,
+    refuse_other_flags,
+    train,
+)
 
 import math
 import operator
@@ -367,7 +375,11 @@ class Stability(DualFrequency):
         engine = machine.Engine("torch", deterministic=args.deterministic)
         machine.prepare(engine, device, self.is_small())  # training in this process has set its own
         model = self.model().to(device)
-        content |= machine.provenance(self, argv, model, engine, device)
+        origin = machine.provenance(self, argv, model, engine, device)
+        measured = content["by_condition"][CONDITIONS[0]]
+        if measured and (earlier := earlier_processes(content, origin, max(map(int, measured)))):
+            origin["earlier"] = earlier
+        content |= origin
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         what = f"{len(missing)} snapshots to evaluate, {args.pairs} pairs, target at t = {args.target}"

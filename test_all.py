@@ -1440,6 +1440,8 @@ def test_student_t_is_the_textbooks():
     close([gains.higher, gains.lower, gains.error, gains.freedom], [4, 2, math.sqrt(4 / 3), 8], 1e-9)
     assert claims.difference([[5, 6, 7], [1, 2]], [[4, 5], [2, 3, 4]]).counts == (2, 2)
     assert claims.difference([[0.3] * 10], [[0.3] * 3]).value == 0, "a rounding error, and no spread"
+    same = none_and_sin([0.1] * 3, [0.1] * 3)
+    assert judged(same, higher=NONE, lower=0.1)[0] == UNDECIDED, "the same"
     holms = {3: [0.04, 0.03, 0.04], 4: [0.06, 0.04, 0.08]}  # by size of the family: what is missing is 1
     for family, corrected in holms.items():
         close(claims.holm([0.02, 0.01, 0.04], family), corrected, 1e-9)
@@ -1538,6 +1540,10 @@ def test_the_largest_of_a_filtered_grid_is_not_its_smallest():
     longer = none_and_sin([0.8, 0.8, 0.9], [0.5, 0.6, 0.7], iterations=4)
     sides = dict(higher=SIN | dict(iterations=min), lower=NONE | dict(iterations=max))
     assert [judged(cells, **sides)[0], judged(cells + longer, **sides)[0]] == [claims.TOO_FEW, claims.NO]
+    (growth,), grid = claims.grows("fig2"), [(row, None) for row in Reverse.grids["desk"]["fig2"]]
+    rows, sin_alone = [row for row, _ in grid], [trial for trial in grid if trial[0]["pe"] == "sin"]
+    asked = [len(list(claims.expand(growth, Outcomes(trials, rows)))) for trials in (grid, sin_alone)]
+    assert asked == [3, 0], "a gain is not asked of trials without a base"
 
 
 def test_help_is_claimed_once_at_every_vocabulary():
@@ -1721,7 +1727,17 @@ def test_results_page_keeps_what_a_person_wrote_and_is_the_same_again():
             assert ("svg is not drawn: ImportError('of another" in reports(words)) == tables.CAN_DRAW
         with no_pictures():  # and with another --out, of which nothing is finished
             assert "matplotlib is not installed" in reports(words)
+        folders = [
+            path for path in made_up(DelayedAddition, "--scale smoke --out results") if "add" in str(path)
+        ]
+        for folder in folders:
+            (folder / "result.json").unlink()
+            (folder / files.DIVERGED).write_text("at iteration 7")
+        reports(words, *folders)
         text = page.read_text()
+        assert (
+            f"- not finite, left out: {folders[0]}: at iteration 7" in text.split("nothing is reported:")[1]
+        )
         for wrong in ("--out nowhere", "--out ''", "--write results", "--write nowhere/R.md"):
             code, _, err = captured(report.main, shlex.split(f"{words} {wrong}"))
             assert code == 2 and err.count("\n") == 1 and page.read_text() == text, err
@@ -1965,9 +1981,10 @@ def test_stability_from_trial_to_report():
         Path("kept").rename(folder / "result.json")
         # Snapshots without numbers are evaluated, in fp32; all of them with --overwrite, or after damage.
         fewer = {name: {k: v for k, v in values.items() if k != "10"} for name, values in first.items()}
-        files.write_json(path, read_json(path) | {"by_condition": fewer})
+        files.write_json(path, read_json(path) | {"by_condition": fewer, "device": "another"})
         assert not task.result() and evaluated(f"--trial {folder} --pairs 8") == 1 and task.result()
-        assert saved() == first
+        (part,) = read_json(path)["earlier"]
+        assert saved() == first and part["device"] == "another" and part["until"] == 20
         path.write_text(path.read_text()[:-100])
         for more in ("", " --overwrite", " --overwrite --target 1"):
             assert evaluated(smoke + more) == 10

@@ -62,7 +62,7 @@ class Figure:
         """Where trials with these flags are drawn, without `curves`: (panel, line, x)."""
         x = flags[self.x]
         if self.x == "pe" and flags.get("amplitude") is not None:
-            x = f"{x}, length {flags['amplitude']:g}"
+            x = f"{x},\nlength {flags['amplitude']:g}"
         return name_of(flags.get("model", "")), flags["pe"], x
 
 
@@ -82,7 +82,7 @@ class Outcome:
 class Outcomes:
     """The trials of a grid, [(flags, Outcome or None)], and what tables and claims ask of them.
 
-    Of a part of a grid, `rows` are the flags of the whole one: its largest vocabulary is the largest there.
+    `rows` are the flags of the whole grid, also where `trials` are a part of it: max is the largest there.
     """
 
     def __init__(self, trials, rows=None):
@@ -322,10 +322,11 @@ class Verdict:
 def expand(claim, outcomes):
     """The claims that one row stands for in a grid: one per value of `per`, with the text filled in."""
     sides = [side for side in (claim.higher, claim.lower) if isinstance(side, dict)]
+    bases = [] if claim.over is None else [side | claim.over for side in sides]
     for value in dict.fromkeys(flags.get(claim.per) for flags, _ in outcomes.where(**claim.where).trials):
         where = claim.where | ({claim.per: value} if claim.per else {})
         subject = outcomes.where(**where)
-        if all(subject.where(**side).trials for side in sides):
+        if all(subject.where(**side).trials for side in sides + bases):
             words = {k: name_of(v or "") if k == "model" else v for k, v in where.items()}
             words |= {name: subject.resolved(side) for name, side in zip(("higher", "lower"), sides)}
             yield replace(claim, text=claim.text.format(**words), where=where, per="")
@@ -336,15 +337,15 @@ def judge(claim, outcomes):
     subject = outcomes.where(**claim.where)
     if not isinstance(claim.lower, dict):
         return decided(claim, *against_number(claim, subject))
-    above_usual, why = compare(claim, subject)
-    differences = [above_usual]
+    over_none, why = compare(claim, subject)
+    differences = [over_none]
     if claim.controls:
-        control, above_control, lacking = with_control(claim, subject)
+        control, over_control, why_not = with_control(claim, subject)
         names = f"none and {control}" if control else "none"
         claim = replace(claim, text=f"{claim.text} (over {names})")
         if control:
-            above_usual = above_usual and replace(above_usual, label="over none")
-            differences, why = [above_usual, above_control], why or lacking
+            over_none = over_none and replace(over_none, label="over none")
+            differences, why = [over_none, over_control], why or why_not
     return decided(claim, differences, why)
 
 
@@ -376,7 +377,7 @@ def compare(claim, subject):
     """-> (the Difference of the claim's two sides, why there is none)"""
     higher, lower = subject.where(**claim.higher), subject.where(**claim.lower)
     same = higher.trials == lower.trials
-    for flag in claim.higher.keys() & claim.lower.keys():  # the smallest and the largest of a filtered grid
+    for flag in claim.higher.keys() & claim.lower.keys():  # min is max where the grid has one value
         if {claim.higher[flag], claim.lower[flag]} == {min, max} and len(subject.values_of(flag)) == 1:
             return None, "the grid has nothing to compare"
     sides = [[higher.values(claim.metric)], [lower.values(claim.than or claim.metric)]]
@@ -428,7 +429,7 @@ def against_number(claim, subject):
             return [], f"n = {len(values)} in a cell"
         given = [f"{k.replace('_', '-')} {v}" for k, v in cell if v is not None]
         name = f"of {' '.join(given)}" if len(cells) > 1 else ""
-        found.append(Difference(float(np.mean(values)), claim.lower, (len(values), 0), *spread(values), name))
+        found.append(Difference(mean(values), claim.lower, (len(values), 0), *spread(values), name))
     return found, "" if found else "the grid has nothing to compare"
 
 
@@ -445,8 +446,9 @@ def judge_all(rows, outcomes):
     return [judge(claim, outcomes) for claim in claims]
 
 
-def correct(verdicts, family):
-    """The same Verdicts: those on primary claims corrected by Holm for a family of so many."""
+def correct(verdicts, least=0):
+    """The same Verdicts: primary ones corrected by Holm, as a family of all of these or of `least`."""
+    family = max(least, sum(one.claim.primary for one in verdicts))
     primary = [i for i, one in enumerate(verdicts) if one.claim.primary and one.difference]
     shown = holm([verdicts[i].shown for i in primary], family)
     opposite = holm([verdicts[i].opposite for i in primary], family)

@@ -263,8 +263,8 @@ def show(task, args, given, figure):
 
 def other_trials(task, out):
     """A line about finished trials where none is reported, or an empty one."""
-    folder = Path(out, task.trainer())
-    count = len(list(folder.glob("*/seed*/result.json")))
+    folder, names = Path(out, task.trainer()), {figure.file for figure in task.figures.values()}
+    count = sum(len(list(folder.glob(f"*/seed*/{name}"))) for name in names)
     what = "have other flags (--report takes flags too) or are left out"
     return f"{count} finished trials in {folder} {what}" if count else ""
 
@@ -281,9 +281,9 @@ def finished_of_scales(tasks, out, seeds=None):
     return {scale: count for scale, count in counts.items() if count}
 
 
-def other_scales(tasks, out, scales):
+def other_scales(tasks, out, scales, seeds=None):
     """A line about the finished trials of other scales where these have none, else an empty one."""
-    counts = finished_of_scales(tasks, out)
+    counts = finished_of_scales(tasks, out, seeds)
     if not counts or counts.keys() & set(scales):
         return ""
     found = " and ".join(f"{count} of {name} scale are" for name, count in counts.items())

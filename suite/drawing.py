@@ -115,11 +115,11 @@ def panels_of(figure, outcomes):
 
 def flags_not_drawn(figure, outcomes):
     """The flags by which cells differ that would be one point of a line: each value has a line of its own."""
-    places, more = {}, {}
+    first, more = {}, {}  # of each point the first cell
     if figure.curves:
         return []
     for cell in map(dict, outcomes.cells()):
-        other = places.setdefault(figure.place(cell), cell)
+        other = first.setdefault(figure.place(cell), cell)
         more |= {flag: None for flag in cell | other if cell.get(flag) != other.get(flag)}
     return list(more)
 
@@ -234,9 +234,8 @@ def draw_panel(axis, figure, panel, lines):
     xs = xs if side_by_side else sorted(xs)
     draw_one = draw_points if side_by_side else draw_each if figure.each else draw_line
     for line, points in panel.lines.items():
-        style = STYLES.get(
-            line, dict(color=f"C{(3 + lines.index(line)) % 10}", marker="p")
-        )  # C3: none of theirs
+        other = dict(color=f"C{(3 + lines.index(line)) % 10}", marker="p")  # matplotlib's own, from C3 on
+        style = STYLES.get(line, other)
         draw_one(axis, line, {x: points[x] for x in xs if x in points}, style)
     if figure.log_y:
         axis.set_yscale("log")

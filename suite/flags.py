@@ -419,11 +419,13 @@ def fault_of_grid(task, scale, name, rows):
     """What is wrong with it, in words, or None."""
     if scale not in task.scales or name not in task.figures:
         return "is of no scale or figure of the task"
-    science, own = declare(task).science | {"precision"}, {}
+    science, own, figure = declare(task).science | {"precision"}, {}, task.figures[name]
+    wanted = set() if figure.curves else {"pe", figure.x}
+    wanted |= {"model", "pe", "vocab"} if figure.training else set()
     for row in rows:
         if what := fault_of_values(task, row):
             return what
-        if not task.figures[name].curves and (lacking := {"pe", task.figures[name].x} - row.keys()):
+        if lacking := wanted - row.keys():
             return f"does not set {min(lacking)}, by which its figure is drawn"
         other = own.setdefault(frozenset(item for item in row.items() if item[0] in science), row)
         if differ := [flag for flag in row if row[flag] != other.get(flag)]:

@@ -28,7 +28,7 @@ import torch
 
 
 def tanh(x):
-    """On a CPU several times as fast as torch's."""
+    """By exp, as a sigmoid: torch's own is slow on some CPUs."""
     return 2 * (2 * x).sigmoid() - 1
 
 

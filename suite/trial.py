@@ -33,7 +33,7 @@ import torch
 from common import Refused
 
 FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 3, 73, 75  # exit codes, beside BAD_FLAGS; 0: done
-# What is kept of each process that trained a part of a trial
+# What is kept of each process that trained a part of a trial, or evaluated a part of its snapshots
 PROCESS = "device", "engine", "precision", "threads", "torch", "commit", "dirty", "code"
 HEADER = "iteration,loss,accuracy,learning_rate,seconds"  # of curve.csv
 
@@ -118,6 +118,13 @@ def other_code(task, content):
     codes = {process.get("code") for process in files.processes(content)} if content else set()
     if codes - {None, machine.code_of(task)}:
         return f"with another {machine.script_of(task).name} or common.py than now"
+
+
+def earlier_processes(before, now, until):
+    """What a file says of earlier ones: of the last one too where it was unlike this process, `now`."""
+    process = {name: before.get(name) for name in PROCESS}
+    changed = process != {name: now[name] for name in PROCESS}
+    return before.get("earlier", []) + [process | {"until": until}] * changed
 
 
 def refuse_other_flags(folder, config):
@@ -260,14 +267,11 @@ class Trial:
 
     def keep_earlier(self, before):
         """What trained a part of a resumed trial otherwise stays in config.json, for result.json."""
-        earlier, process = before.get("earlier", []), {name: before.get(name) for name in PROCESS}
-        self.say_what_changed(earlier[0] if earlier else before)
-        changed = process != {name: self.origin[name] for name in PROCESS}
-        if changed:
-            earlier = [*earlier, process | {"until": self.iteration}]
-        if earlier:
+        known = before.get("earlier", [])
+        self.say_what_changed(known[0] if known else before)
+        if earlier := earlier_processes(before, self.origin, self.iteration):
             self.origin["earlier"] = earlier
-        if changed:
+        if earlier != known:
             files.write_json(self.folder / "config.json", self.origin)
 
     def say_what_changed(self, before):
