@@ -1646,6 +1646,7 @@ def test_broken_files_are_named_and_the_others_reported():
         bad = [b"", b'{"metrics": {"token_acc', b"[]", b"\xff\xfe", without("metrics", [1]), b"[" * 10**5]
         bad += [without("seconds", x) for x in ("5", math.nan, 1e308, -1)] + [without("config", 3)]
         bad += [without("config", {"pe": "dup"})]  # a folder that was copied
+        bad += [json.dumps(json.loads(whole) | {"run": {"data": ["a", "b"]}}).encode()]
         bad += [without("by_condition", x) for x in ({}, [], "x", {c: [] for c in reverse.CONDITIONS})]
         for content in bad:
             path.write_bytes(content)

@@ -96,7 +96,9 @@ def outcome_of(figure, flags, task, text, curve):
         number(config.get(name, 1), name, 1)
     for process in files.processes(content):
         dictionary(process, "earlier")
-    dictionary(content.get("run", {}), "run")
+    run = dictionary(content.get("run", {}), "run")
+    if not isinstance(run.get("data", ""), str):
+        raise TypeError("run's data is no file's name")
     seconds = number(content["seconds"], "seconds", 0, LONGEST)
     texts = tuple(str(config.get(name)) for name in TEXT)
     return Outcome(flags, dictionary(metrics, "metrics"), config, content, seconds, texts, curve)
