@@ -78,7 +78,8 @@ def distinct_rows(draw, count, *counters, device="cpu"):
         rows = more if rows is None else torch.cat([rows, more])
         _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
         rows = rows[torch.from_numpy(np.sort(first)).to(device)]
-        attempt, in_vain = attempt + 1, in_vain + 1 if len(rows) == known else 0
+        attempt += 1
+        in_vain = in_vain + 1 if len(rows) == known else 0
         if in_vain == 64:  # with one left among `count` equally likely rows, this has a chance of e^-64
             raise Refused(f"{count} held-out sequences are wanted, but only {known} different ones exist")
     return rows[:count]
@@ -116,7 +117,7 @@ class HeldOut:
         """(R, B, W) candidates, of a round each -> (B, W), for each the first that is not held out."""
         candidates = torch.cat([candidates, spare.expand_as(candidates[:1])])
         first = self.contains(candidates).logical_not().byte().argmax(0)  # (B,) the first allowed round
-        return candidates.gather(0, first[None, :, None].expand(1, -1, candidates.shape[-1]))[0]
+        return candidates[first, torch.arange(len(first), device=first.device)]
 
 
 class Episode(NamedTuple):

@@ -35,6 +35,7 @@ from suite.trial import (
 
 import math
 import operator
+import os
 import sys
 import time
 from pathlib import Path
@@ -358,7 +359,7 @@ class Stability(DualFrequency):
         return {i: folder / f"{i:06d}.pt" for i in iterations}
 
     def has_begun(self):
-        return (self.folder / "stability.json").exists()
+        return os.path.exists(self.folder / "stability.json")
 
     def result(self):
         """The last snapshot's stability, once the trial is finished and all are measured; else None."""

@@ -950,10 +950,15 @@ def test_seeds_side_by_side_are_each_alone():
     with workplace() as out:
         for seed in (3, 5):
             ends(0, f"{flags} --seed {seed} --out {out}/alone")
-        trials = [trial.Trial(task_of(f"{flags} --seed {s} --out {out}/both"), [], False) for s in (3, 4, 5)]
-        trials[1].folder = Path("/proc/nowhere")  # one that fails; the others go on
+        tasks = [task_of(f"{flags} --seed {seed} --out {out}/both") for seed in range(3, 7)]
+        tasks[3].folder = out / ("x" * 300)  # one that cannot be read and one that cannot be written
+        trials = [trial.Trial(task, [], False) for task in tasks]
+        trials[1].folder = Path("/proc/nowhere")
         codes, printed, err = captured(trial.train, trials, trial.Stop())
-        assert codes == [0, 2, 0] and "cannot write" in err
+        assert codes == [0, 2, 0, 1] and "cannot write" in err and "xxx" in err, (
+            codes,
+            err,
+        )  # the others go on
         order = re.findall(r"seed (\d): iteration (\d+)/", printed)
         assert order[:4] == [("3", "5"), ("5", "5"), ("3", "10"), ("5", "10")], "they take turns"
         for seed in (3, 5):
@@ -1040,6 +1045,15 @@ def test_what_is_not_finite_stops_a_trial_and_a_signal_its_evaluation():
     infinite = lambda *args: (plain(*args)[0], torch.tensor(math.inf))
     with workplace(), mock.patch.object(Reverse, "loss_and_accuracy", infinite):
         ends(trial.NOT_FINITE, SMOKE, "not finite between iterations 1 and 5")
+    with workplace() as folder:
+        with stopping(5):
+            assert wait(fork(SMOKE)) == trial.STOPPED
+        (folder_in(folder) / files.DIVERGED).write_text(
+            "at iteration 7"
+        )  # on another machine, or by other code
+        with stopping(10):
+            assert wait(fork(SMOKE)) == trial.STOPPED
+        assert report.progress(folder_in(folder))[0] == "stopped", "it has come past that"
     bad = {"good": [0.5, {"x": 1}], "bad": {"x": [0.5, {"y": math.nan}]}, "worse": -math.inf}
     told = lambda *_: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60))
     with workplace() as folder:
@@ -1069,8 +1083,9 @@ def test_a_start_that_died_early_leaves_nothing_and_a_resume_says_what_has_chang
         assert not evaluate.call_args.args[0].training, "a layer like dropout is told that this is a test"
         assert sorted(p.stem for p in folder.rglob("snapshots/*")) == ["000010", "000020"]
         with mock.patch.object(machine, "code_of", return_value="another"):
-            code, _, err = command(f"{SMOKE} --snapshot-every 7 --engine fast")
-        assert code == 0 and "begun with engine torch, now fast: the last bits may differ" in err, err
+            code, _, err = command(f"{SMOKE} --snapshot-every 7 --engine fast --deterministic")
+        changed = "begun with engine torch, now fast; deterministic False, now True: the last bits may differ"
+        assert code == 0 and changed in err, err
         assert "begun with another reverse.py or common.py than now" in err, err
         ends(0, SMOKE, "is finished, with another reverse.py or common.py than now:")
         with no_pictures():
@@ -1082,6 +1097,7 @@ def test_a_start_that_died_early_leaves_nothing_and_a_resume_says_what_has_chang
         assert read_json(t.folder / "result.json")["run"]["snapshot_every"] == 10
         (before,) = read_json(t.folder / "result.json")["earlier"]
         assert (before["engine"], before["until"], before["code"]) == ("torch", 20, machine.code_of(t.task))
+        assert before["deterministic"] is False
         (t.folder / "snapshots").rename("elsewhere")
         (t.folder / "snapshots").symlink_to(Path("elsewhere").resolve())
         ends(0, f"{SMOKE} --overwrite")
@@ -1308,6 +1324,7 @@ def test_what_a_task_declares_and_cannot_mean_is_refused():
         "sets model to 'lstmm'": mine(model="lstmm"),
         "is not a whole number": mine(vocab=(8, 16)),
         "sets vocab to '16'": mine(vocab="16"),
+        "sets clip to 0: write 0.0": mine(clip=0),
         "has several values of log_every": mine(log_every=[5, 10]),
         "does not set vocab": mine(without="vocab"),
         "does not set pe": mine(without="pe"),
@@ -1352,6 +1369,9 @@ def test_all_goes_on_and_ends_with_the_worst_code():
         assert [line[:6] for line in out.splitlines() if "done;" in line] == ["2 of 3", "3 of 3"]
         with mock.patch.object(sys, "executable", "/nowhere/python"):
             ends(1, f"{words} --overwrite", "/nowhere/python")
+    for one in (task_of(SMOKE), task_of("--pe none", Stability)):
+        one.folder = Path("x" * 300)  # that cannot be read: its own process says so
+        assert not cli.Job("", [], one).is_finished() and not one.has_begun()
     for code, wanted in ((-signal.SIGKILL, trial.FAILED), (trial.STOPPED, trial.STOPPED)):
         campaign = cli.Campaign([job := mock.Mock(words=["x"], errors=[], took=1.0)], 1, False, trial.Stop())
         campaign.running, job.end.return_value = [job], code

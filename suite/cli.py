@@ -66,9 +66,13 @@ class Job:
         self.readers = []
 
     def is_finished(self):
-        """Whether nothing is left to do. A trial of other flags is not: its process will say so."""
+        """Whether nothing is left to do. Of a trial of other flags, or one that cannot be read, its process
+        will say so."""
         task = self.task
-        return task.result() and not other_flags(task.folder, task.config) and not task.args.overwrite
+        try:
+            return task.result() and not other_flags(task.folder, task.config) and not task.args.overwrite
+        except OSError:
+            return False
 
     def has_other_code(self):
         result = files.read_usable_json(self.task.folder / "result.json", "metrics")

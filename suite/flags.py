@@ -216,6 +216,8 @@ def fault_of_values(task, values):
             return f"sets {flag}: {error}"
         if typed != value or value not in kinds[flag].get("choices", [value]):
             return f"sets {flag} to {value!r}, which is none of its values"
+        if type(typed) is not type(value):  # 0 and 0.0 name two folders
+            return f"sets {flag} to {value!r}: write {typed!r}"
 
 
 def trial_flags(flag):

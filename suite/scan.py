@@ -109,6 +109,7 @@ class Scan(torch.autograd.Function):
         d_delta, d_v, d_b = torch.empty_like(delta), torch.empty_like(v), torch.empty_like(b.transpose(0, 1))
         taken = zip(delta[:, :, None], v[:, :, None], by_step(b[..., None]))
         read = [(None, None)] * (silent + 1) + list(zip(by_step(c[..., None]), d_y[:, :, None]))
+        # `read` and the states are of the step before each: zip leaves out their last, which has no step
         steps = list(zip(taken, read, [start, *by_step(h)], by_step(a), d_delta, d_v, d_b))
         for each, of_before, before, a_now, *into in reversed(steps):
             step(*each, A, *of_before, before, a_now, d_h, d_before, d_A, *into)

@@ -233,16 +233,16 @@ class LSTMByOperators(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, weight):
         H, scale = weight.shape[1], third_gate(weight, -2)
-        table, clock, low = table * scale, clock * scale, (weight * scale[:, None]).T.contiguous()
+        table, clock, recurrent = table * scale, clock * scale, (weight * scale[:, None]).T.contiguous()
         gates, c, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H, H))
         product = table.new_empty(sizes[0], 4 * H)
         c_before = h_before = table.new_zeros(sizes[0], H)
         each = zip(steps_of(sizes, gates, *gates.chunk(4, dim=1), c, h), clock, tokens_of(tokens, sizes))
-        for t, ((rows, i, f, s, o, c_now, h_now), time_step, own) in enumerate(each):
+        for t, ((rows, i, f, s, o, c_now, h_now), clock_now, own) in enumerate(each):
             n = len(rows)
-            read_into(rows, time_step, table, own)
+            read_into(rows, clock_now, table, own)
             if t:
-                rows.add_(torch.mm(h_before[:n], low, out=product[:n]))
+                rows.add_(torch.mm(h_before[:n], recurrent, out=product[:n]))
             rows.sigmoid_()
             torch.mul(f, c_before[:n], out=c_now).add_(i).addcmul_(i, s, value=-2)
             torch.addcmul(o, o, (-2 * c_now).sigmoid_(), value=-2, out=h_now)
@@ -257,13 +257,12 @@ class LSTMByOperators(torch.autograd.Function):
         (gates, c, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
         scale, d_gates = third_gate(weight, 4), torch.empty_like(gates)
         start, d_h, d_c = (torch.zeros_like(c[: sizes[0]]) for _ in range(3))
-        low, parts = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
+        recurrent, parts = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
         each = steps_of(sizes, gates, d_gates, *parts, c, d_out)
-        before = [start, *(c for *_, c, _ in each[:-1])]
-        for (rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c, d), c_before in reversed(
-            list(zip(each, before))
-        ):
-            n, u = len(i), (-2 * c).sigmoid_()
+        before = [start, *c.split(sizes)[:-1]]
+        for step, c_before in reversed(list(zip(each, before))):
+            rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c_now, d = step
+            n, u = len(i), (-2 * c_now).sigmoid_()
             d, d_cell = d_h[:n].add_(d), d_c[:n]
             d_cell.add_(sigmoid_back(d * o, u), alpha=4)
             torch.addcmul(d_cell, d_cell, s, value=-2, out=d_i)
@@ -273,7 +272,7 @@ class LSTMByOperators(torch.autograd.Function):
             sigmoid_back.grad_input(d_rows, rows, grad_input=d_rows)
             d_cell.mul_(f)
             if c_before is not start:
-                torch.mm(d_rows, low, out=d)
+                torch.mm(d_rows, recurrent, out=d)
         d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)) * scale[:, None]
         d_table, d_clock = input_gradients(d_gates, tokens, sizes, table_rows, gates.dtype)
         return d_table * scale, d_clock * scale, None, None, d_weight
@@ -289,16 +288,16 @@ class GRUByOperators(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, weight, bias):
-        H, low = weight.shape[1], weight.T.contiguous()
+        H, recurrent = weight.shape[1], weight.T.contiguous()
         gates, q, h = (table.new_empty(sum(sizes), size) for size in (3 * H, H, H))
         product, h_before = table.new_zeros(sizes[0], 3 * H), table.new_zeros(sizes[0], H)
         parts = gates, gates[:, : 2 * H], *gates.chunk(3, dim=1), q, h
         each = zip(steps_of(sizes, *parts), clock, tokens_of(tokens, sizes))
-        for t, ((rows, both, r, z, new, q_now, h_now), time_step, own) in enumerate(each):
+        for t, ((rows, both, r, z, new, q_now, h_now), clock_now, own) in enumerate(each):
             n, p = len(r), product[: len(r)]
-            read_into(rows, time_step, table, own)
+            read_into(rows, clock_now, table, own)
             if t:
-                torch.mm(h_before[:n], low, out=p)
+                torch.mm(h_before[:n], recurrent, out=p)
             both.add_(p[:, : 2 * H]).sigmoid_()
             torch.add(p[:, 2 * H :], bias, out=q_now)
             new.addcmul_(r, q_now).mul_(-2).sigmoid_().mul_(-2).add_(1)
@@ -311,13 +310,13 @@ class GRUByOperators(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (gates, q, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
-        H, low = weight.shape[1], weight.roll(weight.shape[1], 0)  # q's, then r's and z's
+        H, recurrent = weight.shape[1], weight.roll(weight.shape[1], 0)  # q's, then r's and z's
         start, d_h, d_gates = *(torch.zeros_like(h[: sizes[0]]) for _ in range(2)), h.new_empty(len(h), 4 * H)
         parts = gates[:, : 2 * H], *gates.chunk(3, dim=1), d_gates[:, H : 3 * H], *d_gates.chunk(4, dim=1)
-        each = steps_of(sizes, *parts, d_gates[:, : 3 * H], q, h, d_out)
-        before = [start, *(h for *_, h, _ in each[:-1])]
+        each = steps_of(sizes, *parts, d_gates[:, : 3 * H], q, d_out)
+        before = [start, *h.split(sizes)[:-1]]
         for step, h_before in reversed(list(zip(each, before))):
-            both, r, z, new, d_both, d_q, d_r, d_z, d_new, d_rows, q_now, _, d = step
+            both, r, z, new, d_both, d_q, d_r, d_z, d_new, d_rows, q_now, d = step
             n = len(r)
             d = d_h[:n].add_(d)
             kept = d * z
@@ -327,7 +326,7 @@ class GRUByOperators(torch.autograd.Function):
             torch.mul(d, h_before[:n] - new, out=d_z)
             sigmoid_back.grad_input(d_both, both, grad_input=d_both)
             if h_before is not start:
-                torch.mm(d_rows, low, out=d).add_(kept)
+                torch.mm(d_rows, recurrent, out=d).add_(kept)
         d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
         d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, gates.dtype)
         return *d_inputs, None, None, d_weight.roll(-H, 0), d_gates[:, :H].sum(0)

@@ -3,6 +3,7 @@
 from suite import fast, files
 
 import functools
+import os
 
 import torch
 
@@ -52,7 +53,7 @@ class Task:
     figures: dict  # figure -> claims.Figure, how to print and draw it
     claims = ()  # claims.Claim, what the paper says about these figures
     without = ()  # shared flags that mean nothing here, such as "--held-out"
-    only_alone = ()  # flags that do something else than train: not for several trials at once
+    only_alone = ()  # names of flags that do something else than train, as "prepare": not for several trials
     named = NAMED  # what begins a folder's name, and with what
     trials_of = ""  # the task whose trials these are, where it is another
     # True: training_episode(i) has fixed shapes, takes i as a tensor too and never makes the host wait (no
@@ -96,7 +97,7 @@ class Task:
         self.args, self.config, self.folder = args, config, folder
         self.batch, self.seed = args.batch, args.seed
         self.vocab, self.length = getattr(args, "vocab", None), getattr(args, "length", None)
-        self.held_out = self.spare = None  # made by `build`
+        self.held_out = self.spare = self.seed_there = None  # made by `build`
 
     def check(self):
         """Raise Refused, in one line, where flags do not fit together; nothing is built yet."""
@@ -263,7 +264,7 @@ class Task:
 
     def has_begun(self):
         """Whether a process would continue what another one has saved."""
-        return (self.folder / "last.pt").exists()
+        return os.path.exists(self.folder / "last.pt")  # False, not an error, where it cannot be looked for
 
     def result(self):
         """The metrics of the trial if it is done, else None."""

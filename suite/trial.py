@@ -33,8 +33,10 @@ import torch
 from common import Refused
 
 FAILED, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 3, 73, 75  # exit codes, beside BAD_FLAGS; 0: done
+# What the last bits depend on, but for a CPU's threads
+BITS = ["device", "engine", "compiled", "precision", "deterministic", "torch", "commit"]
 # What is kept of each process that trained a part of a trial, or evaluated a part of its snapshots
-PROCESS = "device", "engine", "precision", "threads", "torch", "commit", "dirty", "code"
+PROCESS = [*BITS, "threads", "dirty", "code"]
 HEADER = "iteration,loss,accuracy,learning_rate,seconds"  # of curve.csv
 
 
@@ -122,9 +124,10 @@ def other_code(task, content):
 
 def earlier_processes(before, now, until):
     """What a file says of earlier ones: of the last one too where it was unlike this process, `now`."""
-    process = {name: before.get(name) for name in PROCESS}
-    changed = process != {name: now[name] for name in PROCESS}
-    return before.get("earlier", []) + [process | {"until": until}] * changed
+    earlier, last = before.get("earlier", []), {name: before.get(name) for name in PROCESS}
+    if last == {name: now[name] for name in PROCESS}:
+        return earlier
+    return [*earlier, last | {"until": until}]
 
 
 def refuse_other_flags(folder, config):
@@ -276,8 +279,7 @@ class Trial:
 
     def say_what_changed(self, before):
         """Of what the last bits depend on, since a resumed trial began."""
-        names = ["device", "engine", "precision", "torch", "commit"]
-        names += ["threads"] * (self.device.type == "cpu")
+        names = [*BITS, "threads"] if self.device.type == "cpu" else BITS
         pairs = [(name, before.get(name), self.origin[name]) for name in names]
         if changed := [f"{name} {old}, now {new}" for name, old, new in pairs if old != new]:
             what = f"begun with {'; '.join(changed)}"
@@ -453,6 +455,7 @@ class Trial:
         previous = None if self.torn else self.folder / "previous.pt"
         files.save_tensors(self.folder / "last.pt", content, keep=previous)
         self.torn = False
+        (self.folder / files.DIVERGED).unlink(missing_ok=True)  # it has come further, or will say so again
         self.write_curve()
 
     def generators(self):
