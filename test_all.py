@@ -2608,7 +2608,7 @@ def test_readme_answers_are_those_of_the_committed_results():
 
 
 def test_readme_accuracies_are_those_of_the_committed_results():
-    """Its first table: every mean, how many seeds it has, and bold where that help is a verdict."""
+    """Its first table: every mean, its five seeds, and bold where that help is a verdict."""
     page, cells = (HERE / "RESULTS.md").read_text(), lambda line: [x.strip() for x in line.split("|")[1:-1]]
     heading, _, *rows = re.search(r"\| token accuracy.*?(?=\n\n)", README, re.DOTALL)[0].splitlines()
     assert re.findall(r"`(\w+)`", heading) == ["none", "constant", "sin"] * 2 and len(rows) == 9
@@ -2624,9 +2624,9 @@ def test_readme_accuracies_are_those_of_the_committed_results():
                 found = re.findall(row, part, re.MULTILINE)
                 assert bool(found) is bool(cell), (name, pe)
                 if found:
-                    digits, (mean, n) = cell.strip("*°"), found[0]
+                    digits, (mean, n) = cell.strip("*"), found[0]
                     assert abs(float(digits) - float(mean)) <= 0.51 * 10 ** -len(digits.split(".")[1]), cell
-                    assert int(n) == (3 if "°" in cell else 5), (name, pe)
+                    assert int(n) == 5, (name, pe)
             word = re.findall(rf"^(\w+): the encoding helps {model} at K = {vocab}\b", part, re.MULTILINE)
             assert sin.startswith("**") is (word == [YES]), (name, word)
 
