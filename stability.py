@@ -458,7 +458,10 @@ METRICS = {
 }
 ALIKE = "stability (1: gradients are the same,\n0: have nothing in common)"
 CURVES = dict(curves=by_iteration, y=ALIKE, file="stability.json")
-FIGURES = {"fig5": Figure("Gradient stability", METRICS, "iteration of the snapshot", **CURVES)}
+FIGURES = {
+    "fig5": Figure("Gradient stability", METRICS, "iteration of the snapshot", **CURVES),
+    "fig5-fresh": Figure("Gradient stability, fresh seeds", METRICS, "iteration of the snapshot", **CURVES),
+}
 
 EVERYWHERE = worst(*(of_snapshots(min, condition) for condition in CONDITIONS))
 AT_FIRST, AT_LAST = of_snapshots(FIRST, *AMONG_RARE), of_snapshots(LAST, *AMONG_RARE)
@@ -493,6 +496,7 @@ CLAIMS += [
 PAIRS = {"paper": {}, "desk": {}, "quick": dict(pairs=256), "smoke": dict(pairs=16)}
 SCALES = {scale: defaults | PAIRS[scale] for scale, defaults in reverse.SCALES.items()}
 GRIDS = {scale: {"fig5": figures["fig3"]} for scale, figures in reverse.GRIDS.items()}
+GRIDS["desk"]["fig5-fresh"] = reverse.GRIDS["desk"]["fig3-fresh"]
 Stability.scales, Stability.grids = SCALES, GRIDS
 Stability.figures, Stability.claims = FIGURES, CLAIMS
 
