@@ -1,25 +1,23 @@
-"""How far every figure of every script is; RESULTS.md.
+"""Tables, pictures and verdicts of trials.
 
-    python report.py                                                        # how far every figure is
-    python report.py --write RESULTS.md --out results --scale desk quick    # all verdicts, tables, pictures
+    python report.py                                        # how many trials of every figure are done
+    python report.py reverse.py fig2                        # one figure; without its name all of the script
+    python report.py reverse.py --scale desk --out results  # other flags choose trials, as with --all
+    python report.py --write RESULTS.md --out results       # desk scale, between the page's two markers
 
-What a script prints of its own figures: python reverse.py --report.
+yes: the 95% interval of the difference (Welch's t) lies above zero, for a gain over each of the encodings
+named; no: below zero, of a gain over one of them, at twice its p; undecided: neither is shown. p is
+two-sided. In tables the interval is the paper's, of a mean, by percentile bootstrap.
 """
 
-from suite import cli, files, flags, tables
-from suite.claims import LEVEL, correct
-from suite.flags import Parser, file_path, flag_in_folder, seed_or_range, trials_of_scale
-from suite.progress import duration
-from suite.tables import Broken, aligned, checked, curve_of, progress_of
-
-import itertools
+import argparse
+import functools
+import importlib
 import json
 import os
-import re
-import shlex
-from collections import Counter
+import sys
+import textwrap
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
@@ -32,297 +30,247 @@ from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
 from stability import Stability
+from suite import pictures, run, trial
+from suite.verdicts import Run, Runs, bootstrap_interval, holm, number
 
 TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shakespeare]
-SCALES = list(dict.fromkeys(scale for task in TASKS for scale in task.scales))
-STATES = ["done", "running", "stopped", "not finite", "missing"]
+BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
+END = "<!-- made by python report.py --write up to here: edit below this line only -->"
 
 # ------------------------------------------------------------------------------------------------------------
-# How far every figure is
+# Finished trials
 # ------------------------------------------------------------------------------------------------------------
 
 
-def progress(folder):
-    """-> (state, iterations done, seconds spent, what is wrong with its files), as of its last save."""
-    try:
-        return progress_in(folder)
-    except OSError as error:  # another user's folder
-        return "missing", 0, 0.0, [str(error)]
-
-
-def progress_in(folder):
-    faults, state = [], "stopped" if folder.exists() else "missing"
-    if (folder / files.DIVERGED).exists():
-        state = "not finite"
-    if (path := folder / "result.json").exists():
+def load(figure, trials):
+    """[run.Listed] -> (Runs, a line for every result that is left out)."""
+    found, broken = [], []
+    for row, _, task in trials:
+        path = task.folder / task.file
         try:
-            return "done", *checked(path, progress_of), faults
-        except Broken as error:
-            faults.append(str(error))
-    if files.is_locked(folder / "lock"):
-        state = "running"
-    iterations, seconds = 0, 0.0
-    if (path := folder / "curve.csv").exists():
-        try:
-            curve = checked(path, curve_of)
-            if curve["iteration"]:  # it has its first row after --log-every iterations
-                iterations, seconds = int(curve["iteration"][-1]), curve["seconds"][-1]
-        except Broken as error:
-            faults.append(str(error))
-    return state, iterations, seconds, faults
+            content = trial.read_json(path)
+            if content is None:
+                continue
+            if what := trial.differences(content["config"], task.config):
+                raise ValueError(what)
+            one = Run(row, content.get("metrics", content), content, task.folder)
+            for metric in figure.metrics.values():
+                number(one, metric)
+            found.append(one)
+        except (OSError, ValueError, LookupError, TypeError, trial.End) as error:
+            broken.append(f"left out: {path}: {error!r}")
+    texts = {one.about["config"].get("text_sha256") for one in found}
+    if len(texts) > 1:
+        broken.append(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
+        found = []
+    return Runs(found, [one.row for one in trials]), broken
 
 
-def show_progress(out, scales, seeds):
-    """A line per figure: how many trials are in each state, time spent, time left at the speed so far."""
-    rows, faults = [["script", "figure", "scale", "trials", *STATES, "spent", "left"]], {}
-    tasks, finished = [task for task in TASKS if not task.trials_of], 0
-    for scale in scales:
-        for task in tasks:
-            for name, trials in trials_of_scale(task, out, scale, seeds).items():
-                states, iterations, seconds, wrong = zip(*(progress(one.task.folder) for one in trials))
-                faults |= dict.fromkeys(line for lines in wrong for line in lines)  # figures share trials
-                finished += states.count("done")
-                counts = [len(trials), *(states.count(state) for state in STATES)]
-                done, wanted = sum(iterations), sum(one.task.args.iterations for one in trials)
-                spent = sum(seconds)
-                left = duration(spent * max(0, wanted - done) / done) if done > 0 else "unknown"
-                rows.append([f"{task.name}.py", name, scale, *map(str, counts), duration(spent), left])
+@functools.cache
+def verdicts_at(scale, out):
+    """{(task, figure): [Verdict]} of all scripts, the primary ones corrected as one family (Holm)."""
+    found = {}
+    for task in TASKS:
+        for name, figure in task.figures.items():
+            if scale in figure.grids and scale in task.scales:
+                runs, _ = load(figure, listed(task, name, scale, out))
+                found[task.name, name] = list(figure.verdicts(runs))
+    corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
+    return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
+
+
+def listed(task, figure, scale, out, words=()):
+    args, given = run.parse(task, ["--scale", scale, "--out", str(out), *words])
+    return run.listed(task, args, given, figure)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What is told of a figure
+# ------------------------------------------------------------------------------------------------------------
+
+
+def short(x, digits=3):
+    """A number in few characters."""
+    if abs(x) >= 10:
+        return f"{x:,.4g}" if abs(x) < 1000 else f"{x:,.0f}"
+    return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
+
+
+def table(figure, runs):
+    """A row for each cell, which is the trials that differ in their seed alone."""
+    flags = list(dict.fromkeys(flag for row in runs.rows for flag in row if flag not in ("seed", "model")))
+    models = runs.all("model")
+    varying = [flag for flag in flags if any(len(runs.all(flag, model=one)) > 1 for one in models)]
+    for model in models:
+        same = {flag: runs.all(flag, model=model)[0] for flag in flags if flag not in varying}
+        words = [
+            word for flag, value in same.items() if value is not None for word in run.as_words(flag, value)
+        ]
+        if words:
+            yield f"{model or 'all'}: {' '.join(words)}"
+    varying = ["model"] * (len(models) > 1) + varying
+    first, *others = figure.metrics
+    rows = [[*(flag.replace("_", "-") for flag in varying), first, "interval", "n", *others, "each seed"]]
+    for cell in dict.fromkeys(tuple(row.get(flag) for flag in varying) for row in runs.rows):
+        there = runs.where(**dict(zip(varying, cell)))
+        if there:
+            values = there.values(figure.metrics[first])
+            interval = "-".join(map(short, bootstrap_interval(values))) if len(values) > 1 else ""
+            means = [short(np.mean(there.values(figure.metrics[name]))) for name in others]
+            words = ["-" if value is None else str(value) for value in cell]
+            each = " ".join(short(value, 2) for value in values)
+            rows.append([*words, short(np.mean(values)), interval, str(len(values)), *means, each])
+    yield from aligned(rows)
+
+
+def aligned(rows):
+    """Rows of words -> lines in which they stand in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(word.ljust(w) for word, w in zip(row, widths)).rstrip() for row in rows]
+
+
+def sentence(verdict):
+    """A verdict in one line."""
+    p = "" if verdict.shown is None else f", p {'< .001' if verdict.p < 0.001 else f'= {verdict.p:.3f}'}"
+    primary = " (primary, p corrected)" if verdict.primary else ""
+    return f"{verdict.word}{primary}: {verdict.text} {verdict.numbers}{p}".rstrip()
+
+
+def made_by(runs):
+    """How many trials, how long they took, and what made them."""
+    seconds = np.median([one.about["seconds"] for one in runs])
+    parts = [part for one in runs for part in (one.about, *one.about.get("earlier", []))]
+    each = lambda name: ", ".join(sorted({str(part.get(name))[:40] for part in parts}))
+    commits = ", ".join(sorted({str(part.get("commit"))[:7] for part in parts}))
+    n = f"{len(runs)} of {len(runs.rows)} trials, median {seconds:,.0f} s"
+    return f"{n}; {each('device')}; torch {each('torch')}; commit {commits}"
+
+
+def note_of(figure, runs):
+    return figure.note(runs) if figure.note else []
+
+
+def show(task, name, scale, out, words):
+    """Print a figure's table and verdicts, and draw its picture."""
+    figure, trials = task.figures[name], listed(task, name, scale, out, words)
+    runs, broken = load(figure, trials)
+    print(f"\n{task.name}.py {name}, {scale} scale: {figure.title}. {len(runs)} of {len(trials)} trials done")
+    print(*broken, sep="\n", end="\n" if broken else "")
+    if not runs:
+        return
+    print(*table(figure, runs), "", *note_of(figure, runs), sep="\n")
+    if scale != "quick":  # a first look: nothing is judged
+        known = {one.text: one for one in verdicts_at(scale, out).get((task.name, name), [])}
+        for verdict in figure.verdicts(runs):
+            print(
+                textwrap.fill("- " + sentence(known.get(verdict.text, verdict)), 79, subsequent_indent="  ")
+            )
+    path = Path(out, "figures", f"{task.name}-{name}-{scale}")
+    if pictures.CAN_DRAW and figure.picture:
+        for kind in (".svg", ".png"):
+            pictures.draw(figure, runs, f"{figure.title}, {scale} scale", path.with_suffix(kind))
+        print(f"written: {path}.svg, .png")
+
+
+def overview(scales, out):
+    """How many trials of every figure are done."""
+    rows = [["script", "figure", "scale", "done", "of"]]
+    for task in TASKS:
+        for name, figure in task.figures.items():
+            for scale in scales:
+                if scale in figure.grids and scale in task.scales:
+                    runs, broken = load(figure, trials := listed(task, name, scale, out))
+                    rows.append([f"{task.name}.py", name, scale, str(len(runs)), str(len(trials))])
+                    print(*broken, sep="\n", end="\n" if broken else "")
     print(*aligned(rows), sep="\n")
-    print(*(f"cannot be read: {line}" for line in faults), sep="\n", end="\n" if faults else "")
-    print("stopped: interrupted, to be continued by the same command; figures may share trials.")
-    print("Fig. 5 is computed from the snapshots of Fig. 3's trials: python stability.py --report")
-    if not finished and (line := cli.other_scales(tasks, out, scales, seeds)):
-        print(line)
 
 
 # ------------------------------------------------------------------------------------------------------------
 # RESULTS.md: between two markers all is made, above and below them is what a person wrote
 # ------------------------------------------------------------------------------------------------------------
 
-BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
-END = "<!-- made by python report.py --write up to here: edit below this line only -->"
-BEYOND = "Beyond the paper"
 
-
-LEGEND = """\
-- **yes**: the 95% interval of the difference lies above zero; of a primary claim, the corrected p too is
-  below .05.
-- **no**: the same below zero; the opposite is shown.
-- **undecided**: neither is shown.
-- **not enough trials**: fewer than three on a side.
-
-Where a claim says that something does *not* help, *no* means that it does help, however little, and *yes*
-that a gain as large as the margin is excluded. Intervals and p-values (two-sided) are those of Welch's t
-test; of a paired one where two numbers of the same trials are compared, of a one-sample one where they are
-compared with a fixed number. Of a claim with a margin there are two tests, against zero and against the
-margin, and p is the smaller one's. A claim over `none` and a control (`constant`, or `dup` where that has
-not run) has to be true of both: the numbers are those of the weaker comparison, then the other's
-difference. Its opposite is shown where either comparison shows it, at twice the p, since there are two. In
-tables and pictures the interval is the paper's, of a mean, by percentile bootstrap.
-
-Claims in bold are **primary**: the few of the paper's sentences that its title rests on and, a family of
-their own, a few on what is beyond it. Their p-values are corrected by Holm's method among those of a scale,
-for *yes* and for *no* apart; the interval beside it is not.
-"""
-
-
-def heading_of(section):
-    return f"{section.task.name}.py {section.name}, {section.scale} scale"
-
-
-def part_of(section):
-    """The part of the page in which a section stands."""
-    return BEYOND if section.figure.beyond else f"{section.task.name}.py"
-
-
-def anchor(heading):
-    """What GitHub makes of a heading in a link."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def link(heading):
-    return f"[{heading}](#{anchor(heading)})"
-
-
-def sections(out, scales, seeds):
-    """-> [tables.Section] of all figures; primary claims are corrected among those of their scale, the
-    paper's and those beyond it apart."""
-    found = []
-    chosen = [] if seeds is None else [flag_in_folder("seed", seeds)]
+def page(out, folder):
+    """The lines between the markers."""
     for task in TASKS:
-        for scale in scales:
-            for name, trials in trials_of_scale(task, out, scale, seeds).items():
-                found.append(tables.section(task, scale, name, chosen, trials))
-    for scale, beyond in itertools.product(scales, (False, True)):
-        together = [one for one in found if one.scale == scale and one.figure.beyond is beyond]
-        corrected = iter(correct([verdict for one in together for verdict in one.verdicts]))
-        for one in together:
-            one.verdicts = [next(corrected) for _ in one.verdicts]
-    return found
+        for name, figure in task.figures.items():
+            if "desk" not in figure.grids:
+                continue
+            runs, broken = load(figure, listed(task, name, "desk", out))
+            print(*broken, sep="\n", end="\n" if broken else "")
+            if not runs:
+                continue
+            yield from (f"### {task.name}.py {name}", "", f"{figure.title}. {made_by(runs)}.", "")
+            path = Path(out, "figures", f"{task.name}-{name}-desk.svg")
+            if pictures.CAN_DRAW and figure.picture:
+                pictures.draw(figure, runs, figure.title, path)
+            if path.exists() and figure.picture:
+                yield from (f"![{figure.title}]({os.path.relpath(path, folder)})", "")
+            yield from ("```text", *table(figure, runs), "```", "")
+            lines = [*note_of(figure, runs), *map(sentence, verdicts_at("desk", out)[task.name, name])]
+            yield from (*(f"- {line}" for line in lines), "")
+    for path in sorted(Path(out).glob("bench/*.json")):
+        yield from (
+            f"### bench.py, {path.stem}",
+            "",
+            "```text",
+            *bench.table(json.loads(path.read_text())),
+            "```",
+            "",
+        )
 
 
-def verdict_lines(found, scales):
-    """All verdicts in one table, the primary claims of every scale first."""
-    rows = [(one, verdict) for one in found if one.outcomes.finished() for verdict in one.verdicts]
-    rows.sort(key=lambda row: (not row[1].claim.primary, scales.index(row[0].scale)))
-    others = [verdict for _, verdict in rows if verdict.difference and not verdict.claim.primary]
-    gains = sum(not verdict.claim.margin for verdict in others)  # the others claim that there is none
-    lines = [
-        *["## All verdicts", "", LEGEND],
-        "All others are exploratory, and not corrected: were there no effect at all, chance alone would let",
-        f"at most about {gains * LEVEL:.0f} of the {gains} claims of a gain come out as *yes*, and as many",
-        "as *no*. Some of them are of the same trials.",
-        "",
-        *count_lines(rows, scales),
-        "",
-        "| claim | scale | verdict | numbers | figure |",
-        "|---|---|---|---|---|",
-    ]
-    for one, verdict in rows:
-        text = f"**{verdict.claim.text}**" if verdict.claim.primary else verdict.claim.text
-        figure = f"[{one.task.name}.py {one.name}](#{anchor(heading_of(one))})"
-        lines.append(f"| {text} | {one.scale} | {verdict.word} | {verdict.numbers} | {figure} |")
-    return [*lines, ""]
+def write_page(path, out):
+    """Make the page anew between its markers, whole or not at all."""
+    path = Path(path).resolve()
+    head, _, rest = path.read_text().partition(BEGIN)
+    _, marker, tail = rest.partition(END)
+    if not marker:
+        raise Refused(f"{path} needs two lines, {BEGIN} and {END}")
+    made = "\n".join(page(out, path.parent))
+    trial.write(path, f"{head}{BEGIN}\n\n{made}\n{END}{tail}".encode())
 
 
-def count_lines(rows, scales):
-    lines = []
-    for scale in scales:
-        for primary, kind in ((True, "primary"), (False, "exploratory")):
-            words = Counter(v.word for one, v in rows if one.scale == scale and v.claim.primary is primary)
-            if words:
-                counts = ", ".join(f"{count} {word}" for word, count in words.most_common())
-                lines.append(f"- {scale} scale, {kind}: {counts}")
-    return lines
+# ------------------------------------------------------------------------------------------------------------
+# The command line
+# ------------------------------------------------------------------------------------------------------------
 
 
-def section_lines(section, out, folder):
-    """A section of a page in `folder`."""
-    lines = [f"### {heading_of(section)}", "", f"{section.figure.title}. `{command(section)}`", ""]
-    for title, path, fault in section.draw(out, [".svg"]):
-        if fault:
-            print(f"{path.name} is not drawn: {fault}")
-        elif path.exists():
-            place = Path(out.parent.resolve(), out.name, path.relative_to(out))  # `out` itself may be a link
-            lines += [f"![{title}]({quote(os.path.relpath(place, folder), safe='/=')})", ""]
-    body = "\n".join(line.removeprefix("  ") for line in section.lines()).strip("\n")
-    return [*lines, "```text", body, "```", "", origin(section.outcomes), ""]
-
-
-def command(section):
-    """What runs its trials, with the text that they read where that is not the usual one."""
-    usual = flags.declare(section.task).defaults.get("data")
-    texts = {one.about.get("run", {}).get("data", usual) for one in section.outcomes.finished()}
-    words = flags.command_line({"scale": section.scale, "all": section.name})
-    words += [f"--{one}" for one in section.chosen]
-    if "train" in flags.declare(section.task).defaults:  # it evaluates trials of another script
-        words.append("--train")
-    words += [word for text in sorted(texts - {usual}) for word in flags.as_words("data", text)]
-    return f"python {section.task.name}.py {shlex.join(words)}"
-
-
-def origin(outcomes):
-    """How many trials there are, how long they took, and what they ran on."""
-    found = outcomes.finished()
-    seconds = np.median([one.seconds for one in found])
-    took = f"{seconds:.3g}" if seconds < 100 else f"{seconds:,.0f}"
-    n = f"{len(found)} of {len(outcomes.trials)} trials, median {took} s each"
-    return f"{n}; {tables.made_by(outcomes)}."
-
-
-def bench_parts(out):
-    """-> {heading: lines} of the files of bench.py, and what is wrong with the others."""
-    parts, broken = {}, []
-    for path in sorted(out.glob("bench/*.json")):
-        try:
-            table = checked(path, lambda text: bench.table(json.loads(text)))
-            parts[f"bench.py, {path.stem}"] = ["```text", *table, "```", ""]
-        except Broken as error:
-            broken.append(f"cannot be read, left out: {error}")
-    return parts, broken
-
-
-def page_lines(out, scales, seeds, folder, tail):
-    """-> (the lines between the markers, what is wrong with files); `tail` stands below them."""
-    found = sections(out, scales, seeds)
-    if not any(one.outcomes.finished() for one in found):
-        raise Refused(f"no trial of {' or '.join(scales)} scale is finished in --out {out}")
-    benches, broken = bench_parts(out)
-    by_part = {}
-    for one in found:
-        if one.outcomes.finished():
-            by_part.setdefault(part_of(one), []).append(one)
-    order = [part for part in by_part if part != BEYOND] + [BEYOND] * (BEYOND in by_part)
-    contents = ["## Contents", "", f"- {link('All verdicts')}"]
-    for part in order:
-        contents.append(f"- {link(part)}")
-        contents += [f"  - {link(heading_of(one))}: {one.figure.title}" for one in by_part[part]]
-    written = [line.removeprefix("## ") for line in tail if line.startswith("## ")]
-    contents += [f"- {link(heading)}" for heading in (*benches, *written)]
-    unfinished = [one for one in found if not one.outcomes.finished()]
-    waiting = [heading_of(one) for one in unfinished if not one.broken]
-    contents += ["", f"Nothing has run yet of: {'; '.join(waiting)}."] if waiting else []
-    for one in unfinished:  # all that has run is left out
-        contents += ["", f"Of {heading_of(one)} nothing is reported:", ""] if one.broken else []
-        contents += [f"- {line}" for line in one.broken]
-    lines = ["", *contents, "", *verdict_lines(found, scales)]
-    for part in order:
-        lines += [f"## {part}", ""]
-        for one in by_part[part]:
-            lines += section_lines(one, out, folder)
-    for heading, table in benches.items():
-        lines += [f"## {heading}", "", *table]
-    return lines, list(dict.fromkeys(line for one in found for line in one.broken)) + broken
-
-
-def kept(path):
-    """-> the lines of a page above its first marker, and those below its second one."""
-    if not path.exists():
-        return ["# Results", ""], [""]
-    try:
-        lines = path.read_bytes().decode().split("\n")
-    except UnicodeDecodeError:
-        raise Refused(f"{path} is not UTF-8") from None
-    places = [[n for n, line in enumerate(lines) if line.strip() == marker] for marker in (BEGIN, END)]
-    if list(map(len, places)) != [1, 1] or places[0] > places[1]:
-        what = "in lines of their own, once each and in this order; what is between them is made anew"
-        raise Refused(f"{path} needs two markers, {BEGIN} and {END}, {what}")
-    return lines[: places[0][0]], lines[places[1][0] + 1 :]
-
-
-def write_page(path, out, scales, seeds):
-    """Make RESULTS.md anew between its markers, whole or not at all."""
-    path = Path(os.path.realpath(path))  # a symbolic link stays one
-    head, tail = kept(path)
-    lines, broken = page_lines(out, scales, seeds, path.parent, tail)
-    files.put(path, "\n".join([*head, BEGIN, *lines, END, *tail]))
-    print(*broken, sep="\n", end="\n" if broken else "")
-    if not tables.CAN_DRAW:
-        print("matplotlib is not installed, so no picture was drawn: those that were there are shown")
+def task_in(script):
+    """The task of a script, be it one of this suite's or a user's."""
+    path = Path(script)
+    sys.path.insert(0, str(path.resolve().parent))
+    found = vars(importlib.import_module(path.stem)).values()
+    return next(
+        t for t in found if isinstance(t, type) and t.__module__ == path.stem and "figures" in vars(t)
+    )
 
 
 def main(argv=None):
-    parser = Parser("report.py", description="How far every figure of every script is.")
-    parser.add_argument("--out", default="runs", type=flags.place, help="folder of all trials (runs)")
-    scales = dict(choices=SCALES, nargs="+", action="extend")
-    parser.add_argument("--scale", **scales, help="of which figures (all that have trials)")
-    parser.add_argument(
-        "--seed", type=seed_or_range, metavar="N", help="such as 0-9: in place of the grids' own"
+    parser = run.Parser(
+        "report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--write", metavar="FILE", type=file_path, help="make FILE, such as RESULTS.md, instead"
-    )
-    args = parser.parse_args(argv)
-    return cli.exit_code(parser, lambda: obey(args))
+    parser.add_argument("script", nargs="?", metavar="SCRIPT")
+    parser.add_argument("figure", nargs="?", metavar="FIGURE")
+    parser.add_argument("--scale", help="paper, desk, quick or smoke (paper)")
+    parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
+    parser.add_argument("--write", metavar="FILE", help="make this page")
+    args, words = parser.parse_known_args(argv)
+    return run.exit_code("report.py", lambda: obey(args, words))
 
 
-def obey(args):
-    out = Path(args.out)
-    scales = list(dict.fromkeys(args.scale or cli.finished_of_scales(TASKS, out, args.seed) or ["paper"]))
+def obey(args, words):
     if args.write:
-        write_page(args.write, out, scales, args.seed)
+        write_page(args.write, args.out)
+    elif args.script is None:
+        overview([args.scale] if args.scale else ["paper", "desk", "quick"], args.out)
     else:
-        show_progress(out, scales, args.seed)
+        task, scale = task_in(args.script), args.scale or "paper"
+        if args.figure and args.figure not in task.figures:
+            raise Refused(f"{task.name} has no figure {args.figure}: choose from {', '.join(task.figures)}")
+        for name in [args.figure] if args.figure else task.figures:
+            if scale in task.figures[name].grids:
+                show(task, name, scale, args.out, words)
     return 0
 
 

@@ -1,56 +1,43 @@
 """The same numbers, faster: what common.py's models compute, rewritten exactly; held equal to them by tests.
 
-    loss_and_accuracy(model, episode)   with gradients, as of common.loss_and_accuracy
-    logits(model, inputs, steps)        as model(inputs, steps)
+The input weights meet every integer and every step once, not every row: a layer's input is table[token] +
+clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves only what is answered, and what all rows
+share only once. The readout's logits exist in chunks, and their gradients are computed with them. Products
+are in the precision of the table (bfloat16, say).
 
-What is saved. The input weights meet every integer and every step once, not every row: a layer's input is
-table[token] + clock[t]. GRU and LSTM are swept by hand (sweeps.py), and so is Mamba (scan.py). S4D convolves
-answered steps alone, and what all rows share only once. The readout's logits exist in chunks, and their
-gradients are computed with them. Products are in the precision of the table (bfloat16, say).
-
-Which function takes a step, where `compiled` is whether torch.compile works:
-    on CUDA    GRU, LSTM: sweeps.py's ...Pointwise; the readout: score; Mamba: scan_step; compiled if it works
-    on a CPU   GRU, LSTM: ...ByOperators; the readout: score_by_operators; Mamba: scan_step; never compiled
+What a step computes is written twice: for CUDA, where it is compiled if that works (`compiled`), and for a
+CPU, as few operators in place (score_by_operators, LSTMByOperators, GRUByOperators).
 """
 
-from suite import scan
-from suite.compiling import pointwise
-from suite.sweeps import gru_sweep, lstm_sweep
-
-import functools
 import math
 
 import torch
 import torch.nn.functional as F
 
 import common
+from suite.graphs import pointwise
+from suite.sweeps import gru_sweep, lstm_sweep
 
-# ------------------------------------------------------------------------------------------------------------
-# The layers: their input's weight and bias, and what they make of its table and clock
-# ------------------------------------------------------------------------------------------------------------
+# -- The layers: their input's weight and bias, and what they make of its table and clock --------------------
+SWEEPS = {common.GRU: gru_sweep, common.LSTM: lstm_sweep}
 
 
-def gru_input(layer):
+def knows(layer, encoding):
+    """Whether a model of these classes is computed here.
+
+    A layer's input must be a sum over token and step, which an encoding with a `join` of its own may not be.
+    """
+    return layer in (*SWEEPS, common.S4D) and encoding.join is common.Encoding.join
+
+
+def input_weights(layer):
     """The input's weight (G, E or 2E) and the bias (G,) of the same sum."""
-    H = layer.hidden_size
-    return layer.weight_ih_l0, layer.bias_ih_l0 + F.pad(layer.bias_hh_l0[:-H], (0, H))
-
-
-def lstm_input(layer):
-    return layer.weight_ih_l0, layer.bias_ih_l0 + layer.bias_hh_l0
-
-
-def swept(sweep, layer, table, clock, tokens, steps, compiled):
-    """Rows of one length; tokens (T or fewer, B) -> (M, B, H)."""
-    time, rows = len(clock), tokens.shape[1]
-    h = sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
-    return common.select(h.view(time, rows, -1), steps)
-
-
-def powers(decay, turn, steps):
-    """Real and imaginary parts of exp((decay + i turn) steps)."""
-    size, angle = (decay[..., None] * steps).exp(), turn[..., None] * steps
-    return size * angle.cos(), size * angle.sin()
+    if isinstance(layer, common.S4D):
+        return layer.project.weight, layer.project.bias
+    bias, H = layer.bias_hh_l0, layer.hidden_size
+    if isinstance(layer, common.GRU):  # whose candidate has its own bias, inside the reset gate
+        bias = F.pad(bias[:-H], (0, H))
+    return layer.weight_ih_l0, layer.bias_ih_l0 + bias
 
 
 def kernel_tables(log_dt, C, log_A_real, A_imag, time):
@@ -63,29 +50,23 @@ def kernel_tables(log_dt, C, log_A_real, A_imag, time):
     w_real, w_imag = C_real * x - C_imag * y, C_real * y + C_imag * x
     stride = math.isqrt(time - 1) + 1
     i, j = (torch.arange(n, device=dt.device) for n in (-(-time // stride), stride))
-    (x, y), columns = powers(decay, turn, stride * i), powers(decay, turn, j)
+    size, angle = (decay[..., None] * (stride * i)).exp(), turn[..., None] * (stride * i)
+    x, y = size * angle.cos(), size * angle.sin()  # exp(S i dt A)
     rows = w_real[..., None] * x - w_imag[..., None] * y, -w_real[..., None] * y - w_imag[..., None] * x
-    return torch.cat(rows, 1), torch.cat(columns, 1)
-
-
-def kernel(layer, compiled, time):
-    """(H, time), as layer.kernel(time)."""
-    tables = pointwise(kernel_tables, compiled)
-    rows, columns = tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, time)
-    return layer.kernel_of_tables(rows, columns, time)
+    size, angle = (decay[..., None] * j).exp(), turn[..., None] * j
+    return torch.cat(rows, 1), torch.cat([size * angle.cos(), size * angle.sin()], 1)
 
 
 def convolved(layer, table, clock, tokens, steps, compiled):
     """S4D; what is read after the tokens is the same in all rows."""
+    start, stop = common.span(steps, len(clock))
     own = F.embedding(tokens, table) + clock[: len(tokens), None]  # (R, B, H)
     own, shared = own.permute(2, 0, 1), clock[len(tokens) :].T  # (H, R, B), (H, T - R)
-    start, outputs, response = layer.flipped_kernel(
-        steps, len(clock), functools.partial(kernel, layer, compiled)
-    )
-    stop = start + outputs
+    tables = pointwise(kernel_tables, compiled)(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, stop)
+    response = F.pad(layer.kernel_of_tables(*tables, stop).flip(1), (0, stop - start - 1))
     read = min(stop, own.shape[1])
     alike = stop - read  # steps that read the same in all rows
-    toeplitz = response.unfold(1, read, 1)[:, :outputs].contiguous()  # (H, M, R)
+    toeplitz = response.unfold(1, read, 1)[:, : stop - start].contiguous()  # (H, M, R), the last answer first
     y = toeplitz @ own[:, :read].contiguous()
     direct = own[:, start:stop]
     if alike:
@@ -96,32 +77,7 @@ def convolved(layer, table, clock, tokens, steps, compiled):
     return layer.emit(y.flip(1) + layer.D[:, None, None] * direct, steps)
 
 
-SWEEPS = {common.GRU: gru_sweep, common.LSTM: lstm_sweep}
-INPUTS = {
-    common.GRU: gru_input,
-    common.LSTM: lstm_input,
-    common.S4D: lambda layer: (layer.project.weight, layer.project.bias),
-    common.Mamba: lambda layer: (layer.project.weight, layer.D.new_zeros(2 * len(layer.D))),
-}
-FACTORED = {layer: functools.partial(swept, sweep) for layer, sweep in SWEEPS.items()}
-FACTORED[common.S4D] = convolved
-FACTORED[common.Mamba] = scan.mamba
-JOINS = common.Encoding.join, common.Vanilla.join, common.Duplicate.join
-
-
-def knows(layer, encoding):
-    """Whether models of these classes can be computed here.
-
-    A layer's input must be a sum over token and step, which an encoding with a `join` of its own may not be.
-    """
-    return layer in FACTORED and encoding.join in JOINS
-
-
-# ------------------------------------------------------------------------------------------------------------
-# The models
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- The models ----------------------------------------------------------------------------------------------
 def occurring(model, tokens):
     """Embeddings of the integers that occur and, last, the command's; tokens as their places there."""
     if tokens.device.type != "cpu":  # a GPU would be waited for: of all integers
@@ -132,7 +88,7 @@ def occurring(model, tokens):
 
 def input_products(model, embedded, time):
     """The input weights' products with embeddings (R, E) and with the steps -> (R, G), (time, G)."""
-    (weight, bias), vectors = INPUTS[type(model.layer)](model.layer), model.encoding.vectors(time)
+    (weight, bias), vectors = input_weights(model.layer), model.encoding.vectors(time)
     E = embedded.shape[1]
     if vectors is None:  # every column meets the embedding, once or, of dup, twice
         return F.linear(embedded, weight.unflatten(1, (-1, E)).sum(1)), bias.expand(time, -1)
@@ -141,12 +97,15 @@ def input_products(model, embedded, time):
 
 def features(model, inputs, steps, commands=0, compiled=False):
     """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
-    time = inputs.shape[1]
-    embedded, tokens = occurring(model, inputs[:, : time - commands].T)
+    layer, (rows, time) = model.layer, inputs.shape
+    embedded, tokens = occurring(model, inputs[:, : time - commands].T)  # tokens (T - commands, B)
     table, clock = input_products(model, embedded, time)
     if commands:
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
-    return FACTORED[type(model.layer)](model.layer, table, clock, tokens, steps, compiled)
+    if isinstance(layer, common.S4D):
+        return convolved(layer, table, clock, tokens, steps, compiled)
+    h = SWEEPS[type(layer)](layer, table, clock, tokens.flatten(), [rows] * time, compiled)
+    return common.select(h.view(time, rows, -1), steps)
 
 
 def logits(model, inputs, steps, compiled=False):
@@ -156,14 +115,11 @@ def logits(model, inputs, steps, compiled=False):
 
 def loss_and_accuracy(model, episode, compiled=False):
     """Mean cross-entropy and share of right answers over an episode's answers."""
-    found = features(model, episode.inputs, episode.steps, episode.commands, compiled).flatten(0, 1)
-    return cross_entropy(found, model.readout, episode.targets.T.flatten(), episode.share(), compiled)
+    answered = features(model, episode.inputs, episode.steps, episode.commands, compiled).flatten(0, 1)
+    return cross_entropy(answered, model.readout, episode.targets.T.flatten(), episode.share(), compiled)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together
-# ------------------------------------------------------------------------------------------------------------
-
+# -- Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together -------------
 CHUNK, CUDA_CHUNK = 2**25, 2**23  # logits that exist at a time; on CUDA they stay in the card's cache
 
 
@@ -230,10 +186,8 @@ class CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(features, readout, targets, share=None, compiled=False):
-    """Mean cross-entropy of features (N, H) read out against targets (N,), and the share of right answers.
-
-    `share` (N,) weighs the rows and sums to one (None: all alike).
-    """
+    """Mean cross-entropy of features (N, H) read out against targets (N,), and the share of right answers;
+    `share` (N,) weighs the rows and sums to one (None: all alike)."""
     weight, bias = readout.weight, readout.bias
     if share is None:
         share = weight.new_full((1,), 1 / len(features)).expand(len(features))

@@ -1,15 +1,45 @@
-"""CUDA graphs: a training step is recorded once, then started by a single launch.
+"""Fewer launches: functions compiled to one loop, and whole training steps recorded as CUDA graphs."""
 
-`state()` lists the tensors that a step changes, so that recording leaves no trace.
-"""
-
+import functools
 import warnings
 
 import torch
 
 
+# -- Compiling, and what else PyTorch can do on a device -----------------------------------------------------
+@functools.cache
+def pointwise(function, compiled):
+    """The function, compiled if wanted: for the first sizes that come, then once more for all others."""
+    if not compiled:
+        return function
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(function)
+
+
+@functools.cache
+def compile_fault(device):
+    """Why torch.compile does not work here (it needs a C++ compiler, on CUDA Triton), by trying; or None."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
+    except Exception as error:  # noqa: BLE001 - whatever is missing, the same functions run without
+        return " ".join(str(error).partition("\n\n")[0].split())[:300] or repr(error)
+
+
+@functools.cache
+def onednn_is_exact():
+    """Whether products of float32 stay exact in oneDNN, which "bf16" selects: some CPUs would round them."""
+    a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    product = (a @ b).double()
+    torch.backends.mkldnn.matmul.fp32_precision = before
+    exact = a.double() @ b.double()
+    return bool((product - exact).norm() < 1e-6 * exact.norm())
+
+
+# -- CUDA graphs: a step is recorded once, then started by a single launch -----------------------------------
 def rehearse(once, times, state):
-    """Warm up: run `once` so many times, then restore the state."""
+    """Warm up: run `once` so many times, then restore what it changes, the tensors of the list state()."""
     before = {x: x.detach().clone() for x in state()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Adam's, that it is not in a graph yet
@@ -42,13 +72,12 @@ def whole(step, first, state, device):
     rehearse(once, 3, state)
     counter.fill_(first)
     graph = record(once)
-
     graph.counter = counter  # or its memory would be given away
     return lambda i: graph.replay()  # whose counter is at i already
 
 
 def by_size(learn, episode, first, state):
-    """One graph of learn(batch) for every size of batch.
+    """One graph of learn(batch) for every size of batch -> a function of i.
 
     A size's first batch stays as its input: later ones are copied into it before the replay. The graphs share
     their memory: none keeps anything there from one iteration to the next.

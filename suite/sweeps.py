@@ -1,8 +1,7 @@
 """GRU and LSTM, faster: swept by hand, through time and back, equal to torch.nn's but for rounding.
 
-A step is one product with the state and one pointwise function, which torch.compile makes one loop of; on a
-CPU it is a few operators, not compiled. The gradients of the weights are one product each, after the sweep
-back.
+A step is one product with the state and one pointwise function, which torch.compile makes one loop of. On a
+CPU it is a few operators, not compiled. The gradients of the weights are one product each, after the sweep.
 
 Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
 says how many each step has, never more than the one before; N is their sum. The state starts at zero.
@@ -11,22 +10,15 @@ says how many each step has, never more than the one before; N is their sum. The
     clock (T, 4H)  what each step adds, with the bias
     tokens (n,)    rows of the table; they may end early, after any step: later steps read the clock alone
     gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU q, r, z, n
-    c, h (N, H)    cell and output
-
-Products are in the precision of the table (bfloat16, say), the carried state is in the weights'.
+    c, h (N, H)    cell and output; what is carried from step to step is in the precision of the weights
 """
-
-from suite.compiling import pointwise
-
-import itertools
 
 import torch
 
-# ------------------------------------------------------------------------------------------------------------
-# One step, pointwise: what torch.compile makes one loop of
-# ------------------------------------------------------------------------------------------------------------
+from suite.graphs import pointwise
 
 
+# -- One step, pointwise: what torch.compile makes one loop of -----------------------------------------------
 def tanh(x):
     """By exp, as a sigmoid: torch's own is slow on some CPUs."""
     return 2 * (2 * x).sigmoid() - 1
@@ -36,17 +28,10 @@ def read(clock, table, tokens):
     return clock if tokens is None else clock + table[tokens]
 
 
-def columns(gates):
-    """A step's gates (n, 4H), to write to: on CUDA apart, so that a compiled step is one kernel of (n, H)."""
-    return gates.chunk(4, dim=1) if gates.is_cuda else gates
-
-
-def write(gates, *parts):
-    if isinstance(gates, torch.Tensor):
-        gates.copy_(torch.cat(parts, dim=1))
-    else:
-        for column, part in zip(gates, parts, strict=True):
-            column.copy_(part)
+def write(columns, *parts):
+    """Gate by gate, so that a compiled step is one kernel of (n, H)."""
+    for column, part in zip(columns, parts, strict=True):
+        column.copy_(part)
 
 
 def lstm_step(product, clock, table, tokens, cell, gates, c, h):
@@ -92,16 +77,13 @@ def gru_step_back(gates, h_before, d_out, d_h, d_state, d_gates):
     d_state.copy_(d * z)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The sweeps
-# ------------------------------------------------------------------------------------------------------------
-
-
-def walk(sizes):
-    """For every step (t, number of rows, their slice, the slice of the same rows one step earlier)."""
-    steps, start, last = [], 0, None
+# -- The sweeps ----------------------------------------------------------------------------------------------
+def walk(sizes, tokens=()):
+    """For every step (t, rows, their slice, the slice of the same rows a step earlier, tokens or None)."""
+    steps, start, last = [], 0, 0
     for t, n in enumerate(sizes):
-        steps.append((t, n, slice(start, start + n), None if last is None else slice(last, last + n)))
+        at = slice(start, start + n)
+        steps.append((t, n, at, slice(last, last + n), tokens[at] if start < len(tokens) else None))
         start, last = start + n, start
     return steps
 
@@ -110,7 +92,7 @@ def one_step_earlier(x, sizes):
     """x at the step before, for every row from step 1 on."""
     if sizes[0] == sizes[-1]:
         return x[: len(x) - sizes[0]]
-    return torch.cat([x[earlier] for *_, earlier in walk(sizes)[1:]])
+    return torch.cat([x[earlier] for *_, earlier, _ in walk(sizes)[1:]])
 
 
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
@@ -136,11 +118,10 @@ class LSTMPointwise(torch.autograd.Function):
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
         c, cell = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
         product = table.new_zeros(sizes[0], 4 * H)
-        for t, n, at, earlier in walk(sizes):
+        for t, n, at, earlier, now in walk(sizes, tokens):
             if t:
                 torch.mm(h[earlier], low.T, out=product[:n])
-            now = tokens[at] if at.start < len(tokens) else None
-            step(product[:n], clock[t], table, now, cell[:n], columns(gates[at]), c[at], h[at])
+            step(product[:n], clock[t], table, now, cell[:n], gates[at].chunk(4, 1), c[at], h[at])
         ctx.save_for_backward(gates, c, h, tokens, low)
         ctx.plain = sizes, compiled, len(table)
         return h
@@ -152,9 +133,9 @@ class LSTMPointwise(torch.autograd.Function):
         step, d_gates = pointwise(lstm_step_back, compiled), torch.empty_like(gates)
         start, d_cell = (torch.zeros_like(c[: sizes[0]]) for _ in range(2))
         d_h = torch.zeros_like(h[: sizes[0]])
-        for t, n, at, earlier in reversed(walk(sizes)):
+        for t, n, at, earlier, _ in reversed(walk(sizes)):
             c_before = c[earlier] if t else start
-            step(gates[at], c[at], c_before, d_out[at], d_h[:n], d_cell[:n], columns(d_gates[at]))
+            step(gates[at], c[at], c_before, d_out[at], d_h[:n], d_cell[:n], d_gates[at].chunk(4, 1))
             if t:
                 torch.mm(d_gates[at], low, out=d_h[:n])
         d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)).to(c.dtype)
@@ -171,11 +152,10 @@ class GRUPointwise(torch.autograd.Function):
         H, low = weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
         state, product = weight.new_zeros(sizes[0], H), table.new_zeros(sizes[0], 3 * H)
-        for t, n, at, earlier in walk(sizes):
+        for t, n, at, earlier, now in walk(sizes, tokens):
             if t:
                 torch.mm(h[earlier], low.T, out=product[:n])
-            now = tokens[at] if at.start < len(tokens) else None
-            step(product[:n], bias, clock[t], table, now, state[:n], columns(gates[at]), h[at])
+            step(product[:n], bias, clock[t], table, now, state[:n], gates[at].chunk(4, 1), h[at])
         ctx.save_for_backward(gates, h, tokens, low)
         ctx.plain = sizes, compiled, len(table), bias.dtype
         return h
@@ -188,9 +168,9 @@ class GRUPointwise(torch.autograd.Function):
         step, H, d_gates = pointwise(gru_step_back, compiled), h.shape[1], torch.empty_like(gates)
         start, d_h = (torch.zeros_like(h[: sizes[0]]) for _ in range(2))
         d_state, low = torch.zeros_like(start, dtype=dtype), low.roll(H, 0)  # candidate first, as in d_gates
-        for t, n, at, earlier in reversed(walk(sizes)):
+        for t, n, at, earlier, _ in reversed(walk(sizes)):
             h_before = h[earlier] if t else start
-            step(gates[at], h_before, d_out[at], d_h[:n], d_state[:n], columns(d_gates[at]))
+            step(gates[at], h_before, d_out[at], d_h[:n], d_state[:n], d_gates[at].chunk(4, 1))
             if t:
                 torch.mm(d_gates[at, : 3 * H], low, out=d_h[:n])
         d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
@@ -198,26 +178,15 @@ class GRUPointwise(torch.autograd.Function):
         return *d_inputs, None, None, None, d_weight.roll(-H, 0).to(dtype), d_gates[:, :H].sum(0).to(dtype)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The sweeps on a CPU: few operators, in place
-# ------------------------------------------------------------------------------------------------------------
-
-# Against compiled steps an iteration takes 0.8 to 1.0 times as long (hidden 128 and 512, one thread), and no
-# trial waits for a compiler; the cross-entropy alone loses by it, a tenth of an iteration at K = 16384. Gates
-# that are sigmoids and lie side by side are one operator; tanh(x) = 1 - 2 sigmoid(-2x) is part of the sums.
-
+# -- The sweeps on a CPU: few operators, in place ------------------------------------------------------------
+# They take 0.8 to 1.0 times as long as compiled steps, and no trial waits for a compiler. Gates that are
+# sigmoids and lie side by side are one operator; tanh(x) = 1 - 2 sigmoid(-2x) is part of the sums.
 sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
 def steps_of(sizes, *tensors):
     """For every step its rows of each."""
     return list(zip(*(x.split(sizes) for x in tensors), strict=True))
-
-
-def tokens_of(tokens, sizes):
-    """For every step its tokens; None where they have ended."""
-    ends = itertools.accumulate(sizes)
-    return [tokens[end - n : end] if end <= len(tokens) else None for n, end in zip(sizes, ends)]
 
 
 def read_into(rows, clock, table, tokens):
@@ -231,16 +200,16 @@ class LSTMByOperators(torch.autograd.Function):
     """As LSTMPointwise. The gate g = tanh(x) is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
 
     @staticmethod
-    def forward(ctx, table, clock, tokens, sizes, weight):
-        H, scale = weight.shape[1], third_gate(weight, -2)
+    def forward(ctx, table, clock, tokens, sizes, compiled, weight):
+        H = weight.shape[1]
+        scale = weight.new_tensor([1, 1, -2, 1]).repeat_interleave(H)  # (4H,)
         table, clock, recurrent = table * scale, clock * scale, (weight * scale[:, None]).T.contiguous()
         gates, c, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H, H))
         product = table.new_empty(sizes[0], 4 * H)
         c_before = h_before = table.new_zeros(sizes[0], H)
-        each = zip(steps_of(sizes, gates, *gates.chunk(4, dim=1), c, h), clock, tokens_of(tokens, sizes))
-        for t, ((rows, i, f, s, o, c_now, h_now), clock_now, own) in enumerate(each):
-            n = len(rows)
-            read_into(rows, clock_now, table, own)
+        each = zip(walk(sizes, tokens), clock, steps_of(sizes, gates, *gates.chunk(4, dim=1), c, h))
+        for (t, n, *_, now), clock_now, (rows, i, f, s, o, c_now, h_now) in each:
+            read_into(rows, clock_now, table, now)
             if t:
                 rows.add_(torch.mm(h_before[:n], recurrent, out=product[:n]))
             rows.sigmoid_()
@@ -255,7 +224,8 @@ class LSTMByOperators(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (gates, c, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
-        scale, d_gates = third_gate(weight, 4), torch.empty_like(gates)
+        d_gates = torch.empty_like(gates)
+        scale = weight.new_tensor([1, 1, 4, 1]).repeat_interleave(weight.shape[1])  # (4H,)
         start, d_h, d_c = (torch.zeros_like(c[: sizes[0]]) for _ in range(3))
         recurrent, parts = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
         each = steps_of(sizes, gates, d_gates, *parts, c, d_out)
@@ -275,27 +245,22 @@ class LSTMByOperators(torch.autograd.Function):
                 torch.mm(d_rows, recurrent, out=d)
         d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)) * scale[:, None]
         d_table, d_clock = input_gradients(d_gates, tokens, sizes, table_rows, gates.dtype)
-        return d_table * scale, d_clock * scale, None, None, d_weight
-
-
-def third_gate(weight, factor):
-    """(4H,): 1, and `factor` for the third gate's columns."""
-    return weight.new_tensor([1, 1, factor, 1]).repeat_interleave(weight.shape[1])
+        return d_table * scale, d_clock * scale, None, None, None, d_weight
 
 
 class GRUByOperators(torch.autograd.Function):
     """As GRUPointwise."""
 
     @staticmethod
-    def forward(ctx, table, clock, tokens, sizes, weight, bias):
+    def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
         H, recurrent = weight.shape[1], weight.T.contiguous()
         gates, q, h = (table.new_empty(sum(sizes), size) for size in (3 * H, H, H))
         product, h_before = table.new_zeros(sizes[0], 3 * H), table.new_zeros(sizes[0], H)
         parts = gates, gates[:, : 2 * H], *gates.chunk(3, dim=1), q, h
-        each = zip(steps_of(sizes, *parts), clock, tokens_of(tokens, sizes))
-        for t, ((rows, both, r, z, new, q_now, h_now), clock_now, own) in enumerate(each):
-            n, p = len(r), product[: len(r)]
-            read_into(rows, clock_now, table, own)
+        each = zip(walk(sizes, tokens), clock, steps_of(sizes, *parts))
+        for (t, n, *_, now), clock_now, (rows, both, r, z, new, q_now, h_now) in each:
+            read_into(rows, clock_now, table, now)
+            p = product[:n]
             if t:
                 torch.mm(h_before[:n], recurrent, out=p)
             both.add_(p[:, : 2 * H]).sigmoid_()
@@ -329,28 +294,21 @@ class GRUByOperators(torch.autograd.Function):
                 torch.mm(d_rows, recurrent, out=d).add_(kept)
         d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
         d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, gates.dtype)
-        return *d_inputs, None, None, d_weight.roll(-H, 0), d_gates[:, :H].sum(0)
+        return *d_inputs, None, None, None, d_weight.roll(-H, 0), d_gates[:, :H].sum(0)
 
 
 def by_operators(table, weight, compiled):
-    """Whether a layer is swept by the two above."""
+    """Whether a layer is swept by a few operators."""
     return table.device.type == "cpu" and table.dtype == weight.dtype and not compiled
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Of a layer
-# ------------------------------------------------------------------------------------------------------------
-
-
 def gru_sweep(layer, table, clock, tokens, sizes, compiled):
-    weight, bias = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
-    if by_operators(table, weight, compiled):
-        return GRUByOperators.apply(table, clock, tokens, sizes, weight, bias)
-    return GRUPointwise.apply(table, clock, tokens, sizes, compiled, weight, bias)
+    weights = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
+    sweep = GRUByOperators if by_operators(table, weights[0], compiled) else GRUPointwise
+    return sweep.apply(table, clock, tokens, sizes, compiled, *weights)
 
 
 def lstm_sweep(layer, table, clock, tokens, sizes, compiled):
     weight = layer.weight_hh_l0
-    if by_operators(table, weight, compiled):
-        return LSTMByOperators.apply(table, clock, tokens, sizes, weight)
-    return LSTMPointwise.apply(table, clock, tokens, sizes, compiled, weight)
+    sweep = LSTMByOperators if by_operators(table, weight, compiled) else LSTMPointwise
+    return sweep.apply(table, clock, tokens, sizes, compiled, weight)

@@ -1,0 +1,155 @@
+"""Pictures of figures, where matplotlib is installed."""
+
+import importlib.util
+import math
+
+import numpy as np
+
+from suite.verdicts import bootstrap_interval, name_of, number
+
+# Colours that colour-blind readers can tell apart, always the same for an encoding (Okabe and Ito; Tol)
+STYLES = {
+    "none": dict(color="#000000", marker="o"),
+    "sin": dict(color="#0072B2", marker="s"),
+    "random": dict(color="#E69F00", marker="^"),
+    "learned": dict(color="#009E73", marker="D"),
+    "dup": dict(color="#CC79A7", marker="v"),
+    "rotary": dict(color="#D55E00", marker="P"),
+    "layernorm-learned": dict(color="#56B4E9", marker="X"),
+    "ramp": dict(color="#999933", marker="<"),
+    "counter": dict(color="#882255", marker="h"),
+    "shuffled": dict(color="#888888", marker="*"),
+    "constant": dict(color="#D55E00", marker="P"),
+}
+NAMES = {"none": "none", "constant": "constant: one fixed vector", "dup": "dup: the embedding twice"}
+NAMES |= {"sin": "sin: the clock"}
+LABELS = {
+    "vocab": "vocabulary size K",
+    "pe": "encoding",
+    "accuracy": "token accuracy",
+    "edits": "edit distance",
+}
+CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it would slow every trial's start
+# An SVG keeps its words as text, and is the same file whenever it is drawn
+LOOKS = {"font.size": 8, "axes.titlesize": 8, "lines.markersize": 4}
+LOOKS |= {"svg.fonttype": "none", "svg.hashsalt": "report"}
+
+
+def place(figure, flags):
+    """Where a trial stands on the x axis: a number, or words where several flags make it up."""
+    if isinstance(figure.x, str):
+        return flags[figure.x]
+    words = [flags["pe"]]
+    for flag in figure.x:
+        if flag != "pe" and flags.get(flag) is not None:
+            words.append(f"{flag.replace('_', '-')} {flags[flag]}")
+    return "\n".join(words)
+
+
+def panels_of(figure, runs):
+    """-> {(title, y label): {line: {x: [the value of each seed]}}}"""
+    panels = {}
+    for run in runs:
+        if figure.curves:
+            points = [(panel, figure.y, line, xs) for panel, line, xs in figure.curves(run)]
+        else:
+            model, line, x = name_of(run.flags.get("model", "")), run.flags["pe"], place(figure, run.flags)
+            points = [(model, name, line, {x: number(run, of)}) for name, of in figure.metrics.items()]
+        for panel, y, line, xs in points:
+            drawn = panels.setdefault((panel, y), {}).setdefault(line, {})
+            for x, value in xs.items():
+                drawn.setdefault(x, []).append(value)
+    return panels
+
+
+def draw(figure, runs, caption, path):
+    """Draw the finished trials; the picture's name ends in .svg or .png."""
+    import matplotlib
+    import matplotlib.figure
+
+    panels = panels_of(figure, runs)
+    order, across = list(panels), min(len(panels), 4)
+    if not figure.curves:  # a column for each model, a row for each metric
+        order.sort(key=lambda panel: list(figure.metrics).index(panel[1]))
+        across = len({title for title, _ in panels})
+    down = math.ceil(len(panels) / across)
+    with matplotlib.rc_context(LOOKS):
+        widths = [max(width(panels[panel]) for panel in order[n::across]) for n in range(across)]
+        size = (max(sum(widths), 5.5), 2.4 * down + 1)  # inches; less would cut the caption off
+        picture = matplotlib.figure.Figure(size, layout="constrained")
+        axes = picture.subplots(down, across, squeeze=False, width_ratios=widths).flat
+        for axis, panel in zip(axes, order):
+            axis.set(title=panel[0], ylabel=LABELS.get(panel[1], panel[1]))
+            if isinstance(figure.x, str):
+                axis.set_xlabel(LABELS.get(figure.x, figure.x))
+            draw_panel(axis, figure, panel[1], panels[panel])
+        for axis in axes[len(order) :]:
+            axis.remove()
+        picture.suptitle(caption)
+        legend(picture, panels)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def places(lines):
+    return list(dict.fromkeys(x for points in lines.values() for x in points))
+
+
+def width(lines):
+    """Inches: enough for the words on the x axis."""
+    return max(2.6, 0.75 * sum(isinstance(x, str) for x in places(lines)))
+
+
+def draw_panel(axis, figure, y, lines):
+    """Lines over x; or points side by side, where x is a word or there is a single one."""
+    xs = places(lines)
+    side_by_side = isinstance(xs[0], str) or len(xs) == 1
+    axis.grid(axis="y", alpha=0.3)
+    for line, points in lines.items():
+        style = STYLES.get(line, {})
+        if side_by_side:
+            draw_points(axis, line, points, style)
+        else:
+            draw_line(axis, line, dict(sorted(points.items())), style)
+    if figure.x == "vocab" and not side_by_side:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted(xs), map(str, sorted(xs)))
+    if "perplexity" in y:
+        axis.set_yscale("log")
+    elif "accuracy" in y or "stability" in y:
+        axis.set_ylim(bottom=0)
+
+
+def means_and_errors(points):
+    """{x: values} -> the means, and how far their intervals reach below and above them."""
+    means = np.array([np.mean(values) for values in points.values()])
+    ends = [bootstrap_interval(v) if len(v) > 1 else (mean, mean) for v, mean in zip(points.values(), means)]
+    return means, np.abs(np.transpose(ends) - means)
+
+
+def draw_line(axis, line, points, style):
+    means, (below, above) = means_and_errors(points)
+    many = dict(marker="") if len(points) > 20 else {}
+    (drawn,) = axis.plot(list(points), means, label=line, **style | many)
+    axis.fill_between(list(points), means - below, means + above, color=drawn.get_color(), alpha=0.15)
+
+
+def draw_points(axis, line, points, style):
+    """With every seed's value as a dash."""
+    names = [x if isinstance(x, str) else line for x in points]
+    for name, values in zip(names, points.values()):
+        axis.plot([name] * len(values), values, "_", color=style.get("color"), markersize=10, alpha=0.6)
+    axis.errorbar(names, *means_and_errors(points), linestyle="none", **style)
+    axis.margins(x=0.1)
+
+
+def legend(picture, panels):
+    handles = {}
+    for axis in picture.axes:
+        handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
+    counts = {len(v) for lines in panels.values() for points in lines.values() for v in points.values()}
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    said = f"mean and 95% percentile bootstrap interval over seeds, n = {n}"
+    across = max(1, int(picture.get_figwidth() / 1.9))
+    how = dict(loc="outside lower center", ncols=across, frameon=False, title=said)
+    picture.legend(handles.values(), [NAMES.get(name, name) for name in handles], **how)

@@ -1,0 +1,360 @@
+"""What a command line does: one trial, or many as processes, or a list of them.
+
+    raise SystemExit(run.main(Reverse))     # at the end of a script
+
+A flag's value is that of the figure's row, else what is typed, else the scale's, else the paper's.
+"""
+
+import argparse
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import common
+from common import Refused
+from suite import machine, trial
+from suite.task import Flag
+
+MOST = 2**31 - 1  # larger numbers overflow somewhere
+
+
+def seeds(text):
+    """one seed, or a range such as 0-4"""
+    first, dash, last = text.partition("-")
+    return range(int(first), int(last) + 1) if dash else int(first)
+
+
+def bands(text):
+    """LOW:HIGH with 0 <= LOW < HIGH <= 1"""
+    low, high = map(float, text.split(":"))
+    if not 0 <= low < high <= 1:
+        raise ValueError
+    return text
+
+
+LAYERS, ENCODINGS = tuple(common.LAYERS), tuple(common.ENCODINGS)
+FLAGS = [
+    Flag("model", "lstm", "the layer", choices=LAYERS),
+    Flag("pe", "sin", "encoding of the time step", choices=ENCODINGS),
+    Flag("vocab", 16384, "number of different integers, K", int, least=2),
+    Flag("length", 64, "integers in the input, L", int, least=1),
+    Flag("seed", 0, "of weights, data and held-out set; 0-4: five trials of a figure", seeds),
+    Flag("hidden", 512, "size of the layer's state", int, least=1),
+    Flag("embed", 512, "size of the embedding, and of the encoding", int, least=1),
+    Flag("blocks", 1, "of mamba; from 2 on with norm and residual path", int, least=1),
+    Flag("iterations", 300_000, "batches to train on", int, least=1),
+    Flag("batch", 512, "sequences per iteration", int, least=1),
+    Flag("lr", 1e-3, "peak of the learning rate", float),
+    Flag("warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", int),
+    Flag("held_out", None, "test sequences, never trained on (1024; --dual-freq: 64 L)", int, least=1),
+    Flag("combine", "concat", "encoding with embedding", choices=("concat", "add")),
+    Flag("encode", "both", "steps with the encoding", choices=("input", "output", "both")),
+    Flag("amplitude", None, "length of the encoding's vectors (1; learned: the root of --embed)", float),
+    Flag("bands", "0:1", "part of the sinusoid's frequencies, from 0, the fastest", bands),
+    Flag("beta1", 0.9, "Adam's first decay", float, below=1),
+    Flag("beta2", 0.999, "Adam's second decay; released code: 0.98", float, below=1),
+    Flag("eps", 1e-8, "Adam's epsilon; released code: 1e-9", float),
+    Flag("clip", 1.0, "largest gradient norm, 0: any", float),
+]
+PLUMBING = [
+    Flag("out", "runs", "folder of all trials"),
+    Flag("overwrite", False, "delete the trial's folder and start anew", bool),
+    Flag("save_every", 5000, "iterations between checkpoints", int, least=1),
+    Flag("snapshot_every", None, "iterations between kept weights, 0: none (--dual-freq: 5000)", int),
+    Flag("log_every", 100, "iterations per row of curve.csv", int, least=1),
+    Flag("device", "auto", "auto: cuda if there", choices=("auto", "cpu", "cuda")),
+    Flag("engine", "auto", "by hand, or torch.nn: equal but for rounding", choices=("auto", "fast", "torch")),
+    Flag("precision", None, "of products (CUDA: tf32)", choices=("fp32", "tf32", "bf16")),
+    Flag("no_graph", False, "on CUDA: no graph of the iteration, to debug", bool),
+    Flag("deterministic", False, "on CUDA: the same bits every time, slower", bool),
+    Flag("jobs", None, "of --all: processes at a time (on a CPU one per core, on CUDA 1)", int, least=1),
+]
+PLUMBING = [flag._replace(science=False) for flag in PLUMBING]
+NOT_CARRIED = {"list", "all", "jobs"}  # into the commands of trials
+
+# ------------------------------------------------------------------------------------------------------------
+# From words to a trial
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(trial.BAD_FLAGS, f"{self.prog}: error: {' '.join(str(message).split())}\n")
+
+
+def checked(flag):
+    """An argparse type that says what would be right."""
+    wanted = {int: "a whole number", float: "a number"}.get(flag.kind, flag.kind.__doc__)
+    if flag.kind in (int, float):
+        wanted += f" from {flag.least}" + (f" to below {flag.below}" if flag.below < MOST else "")
+
+    def convert(text):
+        try:
+            value = flag.kind(text)
+            if flag.kind not in (int, float) or flag.least <= value < min(flag.below, MOST):
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+
+    return convert
+
+
+def flags_of(task):
+    """{name: Flag}, its own in place of the shared ones."""
+    return {flag.name: flag for flag in (*FLAGS, *PLUMBING, *task.flags)}
+
+
+def defaults_of(task):
+    return {name: flag.default for name, flag in flags_of(task).items()} | task.scales["paper"]
+
+
+def parse(task, argv):
+    """-> (args, what was typed)"""
+    how = dict(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(f"{task.name}.py", description=sys.modules[task.__module__].__doc__, **how)
+    science = parser.add_argument_group("these change the result")
+    plumbing = parser.add_argument_group("these do not")
+    defaults = defaults_of(task)
+    for name, flag in flags_of(task).items():
+        if name not in task.without:
+            usual, letter = defaults[name], {int: "N", float: "X"}.get(flag.kind)
+            more = dict(type=checked(flag), choices=flag.choices, metavar=None if flag.choices else letter)
+            more = dict(action="store_true") if flag.kind is bool else more
+            told = flag.help + ("" if usual in (None, False) else f" ({usual})")
+            group = science if flag.science else plumbing
+            group.add_argument(as_word(name), default=argparse.SUPPRESS, help=told, **more)
+    figure = dict(
+        nargs="?", const="", choices=["", *task.figures], metavar="FIGURE", default=argparse.SUPPRESS
+    )
+    plumbing.add_argument(
+        "--scale", choices=task.scales, default=argparse.SUPPRESS, help="a set of defaults (paper)"
+    )
+    plumbing.add_argument("--list", help=f"print a command per trial: {', '.join(task.figures)}", **figure)
+    plumbing.add_argument("--all", help="run these trials, then report.py", **figure)
+    given = vars(parser.parse_args(argv))
+    usual = dict(scale="paper", list=None, all=None) | defaults
+    return argparse.Namespace(**(usual | task.scales[given.get("scale", "paper")] | given)), given
+
+
+def trial_of(task, argv):
+    """The task of one trial, from its command line."""
+    args, _ = parse(task, argv)
+    if isinstance(args.seed, range):
+        raise Refused("--seed takes a range with --list, --all and report.py alone")
+    return complete(task, args)
+
+
+def complete(task, args):
+    """The task of one trial, with the flags whose default depends on others.
+
+    Its folder is OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN.
+    """
+    args = argparse.Namespace(**vars(args))
+    kind, science = task.variant(args), [flag for flag in flags_of(task).values() if flag.science]
+    usual = defaults_of(task) | kind.defaults(args)
+    for flag, value in usual.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
+    if args.warmup > args.iterations:
+        raise Refused(f"--warmup {args.warmup} is above --iterations {args.iterations}")
+    names = [flag.name for flag in science if flag.name not in task.without]
+    names += ["precision"] * (
+        args.precision == "bf16"
+    )  # of the precisions it alone changes more than rounding
+    config = {name: getattr(args, name) for name in sorted(names)}
+    others = [flag for flag in config if flag not in ("seed", *kind.named) and config[flag] != usual[flag]]
+    words = [f"{before}{config[flag]}" for flag, before in kind.named.items()]
+    words += [in_folder(flag, config[flag]) for flag in others]
+    folder = Path(args.out, kind.home or kind.name, "-".join(words), f"seed{args.seed}")
+    found = kind(args, config, folder)
+    found.check()
+    return found
+
+
+def in_folder(flag, value):
+    name = flag.replace("_", "-")
+    return name if value is True else f"{name}={value}"
+
+
+def as_word(flag):
+    return f"--{flag.replace('_', '-')}"
+
+
+def as_words(flag, value):
+    """A flag on a command line."""
+    return [as_word(flag)] * value if isinstance(value, bool) else [as_word(flag), str(value)]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The trials of a figure
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Listed(NamedTuple):
+    row: dict  # the figure's flags
+    words: list  # of its command line
+    task: object
+
+
+def listed(task, args, given, figure):
+    """[Listed] of a figure's trials, or of all figures'.
+
+    A typed flag that a row has too keeps the rows that agree, but typed seeds stand in place of the figure's.
+    All others are carried into every command.
+    """
+    trials, chosen = {}, [figure] if figure else list(task.figures)
+    for row in (row for name in chosen for row in rows_of(task, name, args.scale, given)):
+        if all(given.get(k, v) == v or k == "seed" for k, v in row.items()):
+            carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
+            typed = {k: v for k, v in row.items() if v is not None}
+            words = [word for item in (typed | carried).items() for word in as_words(*item)]
+            found = complete(task, argparse.Namespace(**(vars(args) | typed)))
+            trials.setdefault(found.folder, Listed(row, words, found))
+    if not trials:
+        raise Refused(f"no trial of {figure or task.name} at --scale {args.scale} has the flags given")
+    return list(trials.values())
+
+
+def rows_of(task, figure, scale, given):
+    """The rows of a figure at a scale, with the typed seeds."""
+    rows = task.figures[figure].grids.get(scale, [])
+    if "seed" not in given:
+        return rows
+    cells = {tuple((k, v) for k, v in row.items() if k != "seed"): row for row in rows}
+    wanted = given["seed"] if isinstance(given["seed"], range) else [given["seed"]]
+    return [row | {"seed": seed} for row in cells.values() for seed in wanted]
+
+
+class Job:
+    """A trial's process, which writes to log.txt in the trial's folder."""
+
+    def __init__(self, script, one, jobs):
+        self.one, self.began = one, time.monotonic()
+        self.log = one.task.folder / "log.txt"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        threads = 1 if one.task.is_small() else max(1, machine.cores() // jobs)
+        own = {"OMP_NUM_THREADS": str(threads)} if jobs > 1 else {}
+        # A session of its own: of the terminal's signals only the parent hears
+        apart = dict(env=own | os.environ | {PARENT: str(os.getpid())}, start_new_session=True)
+        with open(self.log, "a") as log:
+            command = [sys.executable, script, *one.words]
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **apart)
+
+    def outcome(self):
+        """What is told of it when it has ended."""
+        code = self.process.returncode
+        if code == trial.STOPPED:
+            return "stopped, saved"
+        if code:
+            lines = self.log.read_text(errors="replace").splitlines() or [""]
+            return f"exit code {code}: {lines[-1]} ({self.log})"
+        metrics = trial.read_json(self.one.task.folder / self.one.task.file).get("metrics", {})
+        return ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in metrics.items() if isinstance(v, float))
+
+
+def run_all(script, trials, jobs, stop):
+    """Run the trials that are not finished as processes, `jobs` at a time -> the exit code."""
+    waiting = [one for one in trials if one.task.args.overwrite or not trial.is_finished(one.task)]
+    running, codes, took, done = [], [], [], len(trials) - len(waiting)
+    print(f"{done} of {len(trials)} trials are done; {jobs} at a time", flush=True)
+    stop.saves = True
+    told = False
+    try:
+        while running or (waiting and not stop.requested):
+            while waiting and len(running) < jobs and not stop.requested:
+                running.append(Job(script, waiting.pop(0), jobs))
+                print(f"begins: {running[-1].one.task.folder}", flush=True)
+            if stop.requested and not told:
+                told = send(running, signal.SIGTERM)
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                codes.append(job.process.returncode)
+                if codes[-1] == 0:
+                    done += 1
+                    took.append(time.monotonic() - job.began)
+                print(f"ends: {job.one.task.folder}\n  {job.outcome()}", flush=True)
+                left = (len(waiting) + len(running) / 2) * sum(took) / max(1, len(took)) / jobs
+                about = f", about {left / 60:.0f} minutes left" if took and left else ""
+                print(f"{done} of {len(trials)} done{about}", flush=True)
+            time.sleep(0.05)
+    finally:  # whatever happens to this process, no other goes on without it
+        send(running, signal.SIGTERM)
+    if stop.requested or trial.STOPPED in codes:
+        return trial.STOPPED
+    return max((code if code >= 0 else trial.FAILED for code in codes), default=0)
+
+
+def send(running, number):
+    for job in running:
+        job.process.send_signal(number)
+    return True
+
+
+PARENT = "SUITE_PARENT"  # in a job's environment, the process that started it
+
+
+def end_with_parent():
+    """In a job, on Linux: be told to save and end when the parent dies, be it by kill -9."""
+    parent, set_death_signal = os.environ.get(PARENT), 1  # of prctl
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
+        if os.getppid() != int(parent):  # it has died already
+            raise SystemExit(trial.STOPPED)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# A script's command line
+# ------------------------------------------------------------------------------------------------------------
+
+
+def main(task, argv=None):
+    """-> the exit code"""
+    end_with_parent()
+    argv = sys.argv[1:] if argv is None else argv
+    return exit_code(f"{task.name}.py", lambda: obey(task, argv))
+
+
+def obey(task, argv):
+    script = sys.modules[task.__module__].__file__
+    args, given = parse(task, argv)
+    if args.list is not None:
+        for one in listed(task, args, given, args.list):
+            print(f"python {task.name}.py {shlex.join(one.words)}")
+        return 0
+    if args.all is None:
+        found, stop = trial_of(task, argv), trial.Stop()
+        return found.run(argv, stop) if found.run else trial.train(found, argv, stop)
+    cuda = machine.choose_device(args.device).type == "cuda"
+    jobs = args.jobs or (1 if cuda else machine.cores())
+    code = run_all(script, listed(task, args, given, args.all), jobs, trial.Stop())
+    if code != trial.STOPPED:
+        typed = {k: v for k, v in given.items() if k not in NOT_CARRIED | {"overwrite"}}
+        words = [word for item in typed.items() for word in as_words(*item)]
+        report = Path(__file__).parents[1] / "report.py"
+        subprocess.run([sys.executable, report, script, *filter(None, [args.all]), *words], check=False)
+    return code
+
+
+def exit_code(name, work):
+    """That of work(); what goes wrong is said in one line."""
+    try:
+        return work()
+    except Refused as error:
+        code, why = trial.BAD_FLAGS, f"error: {error}"
+    except trial.End as error:
+        code, why = error.code, error
+    except OSError as error:
+        code, why = trial.FAILED, error
+    except (RuntimeError, MemoryError) as error:
+        if not machine.is_out_of_memory(error):
+            raise
+        code, why = trial.FAILED, "out of memory: lower --batch, --hidden, --embed, --length or --vocab"
+    print(f"{name}: {' '.join(str(why).split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,243 @@
+"""Statistics, and verdicts on what trials show.
+
+A verdict is a sentence and what a t test says of it: yes (the 95% interval of a difference lies above zero),
+no (below: the opposite is shown), or undecided. A figure's verdicts are a generator in plain Python:
+
+    def echo(runs):
+        for vocab in (256, 1024):
+            yield gain(runs, f"The clock helps at K = {vocab}.", vocab=vocab)
+"""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+YES, NO, UNDECIDED, TOO_FEW = "yes", "no", "undecided", "too few trials"
+LEVEL = 0.025  # of each of the two directions: together a 95% interval
+ENOUGH = 3  # trials on each side
+
+# ------------------------------------------------------------------------------------------------------------
+# Finished trials
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """A finished trial."""
+
+    flags: dict  # its row of the figure
+    metrics: dict
+    about: dict  # the whole file
+    folder: Path
+
+    @property
+    def curve(self):
+        """{column: [numbers]} of curve.csv."""
+        header, *rows = (self.folder / "curve.csv").read_text().split()
+        return dict(zip(header.split(","), zip(*(map(float, row.split(",")) for row in rows))))
+
+
+class Runs(list):
+    """The finished trials of a figure, and the rows of its whole grid."""
+
+    def __init__(self, found, rows):
+        super().__init__(found)
+        self.rows = rows
+
+    def where(self, **flags):
+        has = lambda row: all(row.get(k) == v for k, v in flags.items())
+        return Runs([run for run in self if has(run.flags)], [row for row in self.rows if has(row)])
+
+    def values(self, metric="token_accuracy", **flags):
+        """The metric of those with these flags, a number for each seed."""
+        return [number(run, metric) for run in self.where(**flags)]
+
+    def all(self, flag, **flags):
+        """The flag's values in the grid, where it has these flags."""
+        return list(dict.fromkeys(row.get(flag) for row in self.where(**flags).rows))
+
+
+def number(run, metric):
+    """A metric is a name in a trial's metrics, or a function of a Run."""
+    return float(metric(run) if callable(metric) else run.metrics[metric])
+
+
+def name_of(model):
+    return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
+
+
+def a(model):
+    """With its article."""
+    return {"gru": "a GRU", "lstm": "an LSTM", "mingru": "a minGRU"}.get(model, name_of(model))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Student's t
+# ------------------------------------------------------------------------------------------------------------
+
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)
+
+
+def t_tail(t, freedom):
+    """The chance that Student's t exceeds `t`.
+
+    With t = sqrt(freedom) tan(angle) its density is cos(angle) ** (freedom - 1), but for a factor.
+    """
+
+    def integral(low, high):
+        angles = (low + high) / 2 + (high - low) / 2 * NODES
+        return (high - low) / 2 * (WEIGHTS * np.cos(angles) ** (freedom - 1)).sum()
+
+    start = np.arctan(t / np.sqrt(freedom))
+    return float(integral(start, np.pi / 2) / (2 * integral(0, np.pi / 2)))
+
+
+@functools.cache
+def t_quantile(tail, freedom):
+    """The t that Student's t exceeds with this chance, below one half: halving an interval of angles."""
+    low, high = 0.0, np.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = t_tail(np.sqrt(freedom) * np.tan(middle), freedom) > tail
+        low, high = (middle, high) if above else (low, middle)
+    return float(np.sqrt(freedom) * np.tan(low))
+
+
+def bootstrap_interval(values):
+    """The paper's interval of a mean: 95% percentile bootstrap, of two values or more."""
+    resampled = np.random.default_rng(0).choice(np.float64(values), (10_000, len(values)))
+    return np.percentile(resampled.mean(axis=1), [2.5, 97.5])
+
+
+class Difference(NamedTuple):
+    """A sum or difference of the means of samples."""
+
+    value: float
+    error: float  # its standard error
+    freedom: float  # Welch's and Satterthwaite's degrees of freedom
+    n: int  # the smallest sample
+
+    def above(self, threshold=0.0):
+        """The chance of a difference so large if the true one were not above the threshold."""
+        return self.tail(self.value - threshold)
+
+    def below(self, threshold=0.0):
+        return self.tail(threshold - self.value)
+
+    def tail(self, distance):
+        if self.error == 0:  # all values of every sample are the same
+            return 0.0 if distance > 0 else 1.0
+        return t_tail(distance / self.error, self.freedom)
+
+    def words(self):
+        reach = t_quantile(LEVEL, self.freedom) * self.error
+        return f"{self.value:+.3f} [{self.value - reach:+.3f}, {self.value + reach:+.3f}]"
+
+
+def difference(plus, minus=()):
+    """The means of the samples in `plus` less those in `minus`; None where one is too small."""
+    samples = [*plus, *minus]
+    if min(map(len, samples)) < ENOUGH:
+        return None
+    mean = lambda x: x[0] + np.mean(np.subtract(x, x[0]))  # of equal values exactly theirs
+    squares = np.array([np.var(np.subtract(x, x[0]), ddof=1) / len(x) for x in samples])
+    each = np.array([len(x) - 1 for x in samples])
+    total = squares.sum()
+    shares = squares / total if total > 0 else each / each.sum()
+    value = sum(map(mean, plus)) - sum(map(mean, minus))
+    return Difference(
+        float(value), float(np.sqrt(total)), float(1 / (shares**2 / each).sum()), min(map(len, samples))
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Verdicts
+# ------------------------------------------------------------------------------------------------------------
+
+
+class Verdict(NamedTuple):
+    text: str  # a sentence that says task, model, K and L where the figure's title does not
+    numbers: str = ""
+    shown: float | None = None  # one-sided p of the sentence; None: too few trials
+    opposite: float = 1.0  # and of its opposite
+    primary: bool = False
+
+    @property
+    def word(self):
+        if self.shown is None:
+            return TOO_FEW
+        return NO if self.opposite <= LEVEL else YES if self.shown <= LEVEL else UNDECIDED
+
+    @property
+    def p(self):
+        """Two-sided."""
+        return min(1.0, 2 * min(self.shown, self.opposite))
+
+
+def all_of(text, differences, primary=False):
+    """All differences, {name: Difference}, are above zero: the largest p counts (intersection-union).
+
+    One below zero is enough for the opposite: its p is multiplied by their number (Bonferroni).
+    """
+    if None in differences.values():
+        return Verdict(text, primary=primary)
+    found = differences.values()
+    opposite = min(1.0, len(found) * min(d.below() for d in found))
+    numbers = ", ".join(f"{name} {d.words()}".strip() for name, d in differences.items())
+    return Verdict(
+        text, f"{numbers}, n = {min(d.n for d in found)}", max(d.above() for d in found), opposite, primary
+    )
+
+
+def higher(text, high, low, primary=False):
+    """One sample's mean is above another's (Welch's t)."""
+    return all_of(text, {"": difference([high], [low])}, primary)
+
+
+def higher_in_pairs(text, high, low):
+    """The same, of two numbers of the same trials (paired t)."""
+    return all_of(text, {"": difference([np.subtract(high, low)])})
+
+
+def above(text, values, threshold):
+    """A mean is above a number that was fixed before."""
+    return all_of(text, {f"less {threshold}": difference([np.subtract(values, threshold)])})
+
+
+def better(text, high, lows, primary=False):
+    """A sample's mean is above that of each other sample, {name: sample}."""
+    return all_of(text, {f"over {name}": difference([high], [low]) for name, low in lows.items()}, primary)
+
+
+def controls(runs):
+    """What the clock has to be better than: none, and as many inputs without a clock."""
+    return ["none", *[pe for pe in ("constant", "dup") if pe in runs.all("pe")][:1]]
+
+
+def gain(runs, text, metric="token_accuracy", pe="sin", primary=False, **where):
+    """The clock raises a metric above that of every control, among the trials with these flags."""
+    runs = runs.where(**where)
+    lows = {control: runs.values(metric, pe=control) for control in controls(runs)}
+    return better(text, runs.values(metric, pe=pe), lows, primary)
+
+
+def no_gain(text, high, low, margin):
+    """There is no gain as large as the margin. Any gain that is shown, however small, is the opposite."""
+    if (d := difference([high], [low])) is None:
+        return Verdict(text)
+    return Verdict(text, f"{d.words()}, margin {margin:.3g}, n = {d.n}", d.below(margin), d.above())
+
+
+def holm(verdicts):
+    """The same verdicts; the primary ones corrected as one family by Holm's method, each direction apart."""
+    family = [i for i, one in enumerate(verdicts) if one.primary]
+    corrected = list(verdicts)
+    for name in ("shown", "opposite"):
+        p = {i: 1.0 if verdicts[i].shown is None else getattr(verdicts[i], name) for i in family}
+        largest = 0.0
+        for rank, i in enumerate(sorted(family, key=p.get)):
+            largest = max(largest, min(1.0, (len(family) - rank) * p[i]))
+            if verdicts[i].shown is not None:
+                corrected[i] = corrected[i]._replace(**{name: largest})
+    return corrected
