@@ -64,12 +64,11 @@ def suite_step(task, engine, device):
 
 
 def milliseconds(step, count, device):
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
     started = time.perf_counter()
     for _ in range(count):
         step()
-    wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     return 1000 * (time.perf_counter() - started) / count
 
 
@@ -100,9 +99,8 @@ def table(content):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS))
     parser.add_argument("--repeats", type=int, default=5, help="timings of each step (5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
@@ -111,12 +109,9 @@ def main():
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
     found = {name: measure(name, device, args.repeats, words) for name in args.only}
-    content = {
-        "device": machine.device_name(device),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-    content |= {"commit": machine.git("rev-parse", "HEAD"), "repeats": args.repeats, "configurations": found}
+    about = machine.provenance(words, machine.Engine("fast"), device)
+    content = {name: about[name] for name in ("device", "threads", "torch", "commit")}
+    content |= {"repeats": args.repeats, "configurations": found}
     if args.json:
         trial.write_json(args.json, content)
     print(*table(content), sep="\n")

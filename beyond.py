@@ -28,14 +28,15 @@ def add_to(task, title, cell, thirds=False):
             yield higher(text, whole.values(pe="sin"), whole.values(pe=pe))
         controls = {pe: whole.values(pe=pe) for pe in ("none", "dup")}
         for encode, phase in PHASES.items():
-            yield better(
-                f"{title}: the clock while {phase} alone helps.", runs.values(encode=encode), controls
-            )
+            text = f"{title}: the clock while {phase} alone helps."
+            yield better(text, runs.values(encode=encode), controls)
         for bands in runs.all("bands")[1:]:
             text = f"{title}: the {THIRDS[bands]} third of its frequencies alone helps."
             yield better(text, runs.values(bands=bands), controls)
 
-    @task.figure("models-of-today", f"{title}: minGRU, and one block of Mamba", {"desk": today}, x="pe")
+    @task.figure(
+        "models-of-today", f"{title}: minGRU, and one block of Mamba", {"desk": today}, picture=False
+    )
     def models_of_today(runs):
         yield gain(runs, f"{title}: the clock helps a minGRU.", model="mingru")
         yield gain(runs, f"{title}: the clock helps one block of Mamba.", model="mamba")
@@ -63,9 +64,6 @@ def mamba(task):
         for blocks, vocab in ((1, 16), (2, 16), (2, 256)):
             text = f"The clock helps Mamba of {blocks} block{'s' * (blocks > 1)} at K = {vocab}."
             yield gain(runs, text, blocks=blocks, vocab=vocab)
-        at = {blocks: runs.where(blocks=blocks, vocab=16) for blocks in (1, 2)}
-        more = difference(
-            [at[1].values(pe="sin"), at[2].values(pe="none")],
-            [at[1].values(pe="none"), at[2].values(pe="sin")],
-        )
+        value = lambda pe, blocks: runs.values(pe=pe, blocks=blocks, vocab=16)
+        more = difference([value("sin", 1), value("none", 2)], [value("none", 1), value("sin", 2)])
         yield all_of("The clock helps one block more than two, at K = 16.", {"over none": more})

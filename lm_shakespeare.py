@@ -1,7 +1,7 @@
 """Tiny Shakespeare: a Transformer with five positional encodings and three tokenizers.
 
-    python lm_shakespeare.py --pe rotary --seed 0 --download     # one cell of Table 1, one seed
-    python lm_shakespeare.py --scale desk --all table1           # a reduced Table 1 on a CPU
+    python lm_shakespeare.py --pe rotary --seed 0          # one cell of Table 1, one seed
+    python lm_shakespeare.py --scale desk --all table1     # a reduced Table 1 on a CPU
 
     in   F i r s t _ C i t i z e
     out  i r s t _ C i t i z e n        every token is answered by the next one
@@ -9,6 +9,7 @@
 The tables are those of Charles and Lau, "Positional Encoding, Tokenization, and Architecture Hyperparameters
 for Transformers" ("the document"). What it leaves open is our choice: queries, keys and values without bias
 (its Eq. 3), a last LayerNorm, a constant rate without warm-up or clipping; byte pairs start from characters.
+The text, for --data: https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 """
 
 import hashlib
@@ -28,7 +29,6 @@ from suite import fast, run, trial
 from suite.task import SMOKE, Flag, Task, cross
 from suite.verdicts import all_of, difference, higher
 
-ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 ENCODINGS = ["none", "learned", "sin", "rotary", "layernorm-learned"]
 TOKENIZERS = ["char", "word", "bpe"]
 BYTE_PAIR_TYPES = 159  # the document's; characters and merged pairs together
@@ -39,7 +39,7 @@ class Shakespeare(Task):
     named = {"pe": "transformer-", "tokenizer": "", "context": "T"}
     scales = {
         "paper": dict(iterations=1000, lr=1e-4, clip=0.0, save_every=100, log_every=10, engine="torch"),
-        "desk": dict(layers=4, heads=4, width=128, context=64, batch=8, lr=1e-3, iterations=400),
+        "desk": dict(layers=4, heads=4, width=128, context=64, batch=8, lr=1e-3, iterations=400, hidden=128),
         "smoke": SMOKE | dict(layers=2, heads=2, width=16, context=8, batch=4),
     }
     flags = (
@@ -51,7 +51,6 @@ class Shakespeare(Task):
         Flag("width", 384, "size of a token's vector, D", int, least=1),
         Flag("batch", 32, "windows per iteration", int, least=1),
         Flag("data", "data/tinyshakespeare.txt", "a plain text", science=False),
-        Flag("download", False, "first get tiny Shakespeare if --data is missing", bool, science=False),
     )
     without = ("model", "engine", "vocab", "length", "hidden", "embed", "blocks", "held_out", "warmup")
     without += ("combine", "encode", "amplitude", "bands")
@@ -76,18 +75,13 @@ class Shakespeare(Task):
     def read(self):
         """Find the text; its fingerprint belongs to a trial's flags."""
         path = Path(self.args.data)
-        if self.args.download:
-            trial.download(ADDRESS, path)
         if not path.is_file():
-            raise Refused(f"no text at --data {path} (--download gets tiny Shakespeare)")
+            raise Refused(f"no text at --data {path}; --help says where tiny Shakespeare is")
         self.text = path.read_bytes().decode()
         self.config["text_sha256"] = hashlib.sha256(self.text.encode()).hexdigest()
 
     def rate(self, i):
         return self.args.lr
-
-    def is_small(self):
-        return self.args.width < 256
 
     def build(self, device):
         context = self.args.context
@@ -233,11 +227,7 @@ def pair_up(types, train, valid):
     return types, train, valid
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The model: pre-norm blocks of causal attention and a ReLU network, all weights N(0, 0.02) at first
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- The model: pre-norm blocks of causal attention and a ReLU network, all weights N(0, 0.02) at first ------
 class Rotary(common.Sinusoid):
     """It turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by the angles t / 10000^(2i/d)."""
 

@@ -1,6 +1,6 @@
 """Language model (Appendix E: Fig. 15, Table 1): read a paragraph of WikiText-103, predict every next piece.
 
-    python lm_wikitext.py --download --prepare                  # the text (190 MB) and its tokens, once
+    python lm_wikitext.py --prepare                             # the tokens of the text in --data, once
     python lm_wikitext.py --pe sin --seed 0                     # one trial of Table 1
     python lm_wikitext.py --scale desk --all --data DIR         # a small text, after --prepare
 
@@ -10,6 +10,7 @@ The paper's negative result: expect no gain in test perplexity from the clock. A
 WikiText-2's validation text, it ends near 60, where a unigram model has 224.
 
 The text has one paragraph per line; blank lines and headings, which begin with " =", are dropped.
+WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip (190 MB): unpack it in data/.
 SentencePiece learns K pieces from the training split: its unigram model, with its defaults but for the
 longest line. There is no begin or end token, so a paragraph of one piece has nothing to predict and is left
 out. Rare characters, and the < and > of a "<unk>", become the unknown piece, which is read but not scored.
@@ -22,7 +23,6 @@ import functools
 import hashlib
 import io
 import math
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +39,6 @@ from suite.verdicts import higher, name_of, no_gain
 
 SPLITS = ("train", "valid", "test")
 UNKNOWN = 0  # the unknown piece, as SentencePiece numbers it
-ADDRESS = "https://wikitext.smerity.com/wikitext-103-raw-v1.zip"
 STEPS, PARTS = 64, 16  # sizes of a padded batch, see `even`
 
 
@@ -55,7 +54,6 @@ class WikiText(Task):
         Flag("vocab", 32768, "number of pieces, K", int, least=2, below=2**16 + 1),
         Flag("length", 1024, "most tokens that are predicted of a paragraph", int, least=1),
         Flag("data", "data/wikitext-103-raw", "folder of wiki.{train,valid,test}.raw", science=False),
-        Flag("download", False, "first get WikiText-103 raw if --data lacks it", bool, science=False),
         Flag("prepare", False, "make the tokens, and end", bool, science=False),
     )
     without = ("held_out", "encode", "blocks")
@@ -78,7 +76,7 @@ class WikiText(Task):
     def begin(self):
         """Find the text and its tokens; their fingerprints belong to a trial's flags."""
         data = Path(self.args.data)
-        text = text_sha256(data, self.args.download)
+        text = text_sha256(data)
         self.tokens = data / f"tokens-K{self.vocab}-{text[:16]}"
         if not (self.tokens / "pieces.model").exists():
             if not self.args.prepare:
@@ -189,11 +187,7 @@ def fig15(runs):
     yield higher(text, runs.values(early, pe="none"), runs.values(early, pe="sin"))
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Batches, and the model that reads them
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- Batches, and the model that reads them ------------------------------------------------------------------
 class Batch(NamedTuple):
     """N pairs of a piece and the next one, packed: those of time step 0, then those of step 1, ..."""
 
@@ -274,29 +268,14 @@ class LanguageModel(common.Model):
         return torch.cat([F.cross_entropy(self.readout(x), t, reduction="none") for x, t in parts])
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The text, and its tokens beside it: for every split a flat uint16 array, and where its paragraphs end
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- The text, and its tokens beside it: for every split a flat uint16 array, and where its paragraphs end ---
 @functools.cache  # once for all trials of --all
-def text_sha256(data, may_download):
+def text_sha256(data):
     files = [data / f"wiki.{split}.raw" for split in SPLITS]
-    if may_download and not all(path.exists() for path in files):
-        download(files)
-    if missing := ", ".join(path.name for path in files if not path.exists()):
-        raise Refused(f"--data {data} has no {missing} (--download gets WikiText-103 raw)")
+    if missing := ", ".join(path.name for path in files if not path.is_file()):
+        raise Refused(f"--data {data} has no {missing}; --help says where WikiText-103 raw is")
     each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return hashlib.sha256("".join(each).encode()).hexdigest()
-
-
-def download(files):
-    archive = files[0].with_name(ADDRESS.rpartition("/")[2])
-    trial.download(ADDRESS, archive)
-    with zipfile.ZipFile(archive) as content:
-        members = {Path(name).name: name for name in content.namelist()}
-        for path in files:
-            trial.write(path, content.read(members[path.name]))
 
 
 def read_paragraphs(path):

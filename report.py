@@ -37,58 +37,51 @@ TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shake
 BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
 END = "<!-- made by python report.py --write up to here: edit below this line only -->"
 
-# ------------------------------------------------------------------------------------------------------------
-# Finished trials
-# ------------------------------------------------------------------------------------------------------------
 
-
-def load(figure, trials):
-    """[run.Listed] -> (Runs, a line for every result that is left out)."""
-    found, broken = [], []
-    for row, _, task in trials:
-        path = task.folder / task.file
+# -- Finished trials -----------------------------------------------------------------------------------------
+def load(task, name, scale, out, words=()):
+    """The Runs of a figure. A result that cannot be used is named, and left out."""
+    args, given = run.parse(task, ["--scale", scale, "--out", str(out), *words])
+    trials, found, metrics = run.listed(task, args, given, name), [], task.figures[name].metrics
+    for row, _, one in trials:
+        path = one.folder / one.file
         try:
             content = trial.read_json(path)
             if content is None:
                 continue
-            if what := trial.differences(content["config"], task.config):
+            if what := trial.differences(content["config"], one.config):
                 raise ValueError(what)
-            one = Run(row, content.get("metrics", content), content, task.folder)
-            for metric in figure.metrics.values():
-                number(one, metric)
-            found.append(one)
+            done = Run(row, content.get("metrics", content), content, one.folder)
+            for metric in metrics.values():
+                number(done, metric)
+            found.append(done)
         except (OSError, ValueError, LookupError, TypeError, trial.End) as error:
-            broken.append(f"left out: {path}: {error!r}")
+            print(f"left out: {path}: {error!r}")
     texts = {one.about["config"].get("text_sha256") for one in found}
     if len(texts) > 1:
-        broken.append(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
+        print(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
         found = []
-    return Runs(found, [one.row for one in trials]), broken
+    return Runs(found, [one.row for one in trials])
+
+
+def figures_at(scale):
+    for task in TASKS:
+        for name, figure in task.figures.items():
+            if scale in figure.grids:
+                yield task, name, figure
 
 
 @functools.cache
 def verdicts_at(scale, out):
     """{(task, figure): [Verdict]} of all scripts, the primary ones corrected as one family (Holm)."""
     found = {}
-    for task in TASKS:
-        for name, figure in task.figures.items():
-            if scale in figure.grids and scale in task.scales:
-                runs, _ = load(figure, listed(task, name, scale, out))
-                found[task.name, name] = list(figure.verdicts(runs))
+    for task, name, figure in figures_at(scale):
+        found[task.name, name] = list(figure.verdicts(load(task, name, scale, out)))
     corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
 
 
-def listed(task, figure, scale, out, words=()):
-    args, given = run.parse(task, ["--scale", scale, "--out", str(out), *words])
-    return run.listed(task, args, given, figure)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# What is told of a figure
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- What is told of a figure --------------------------------------------------------------------------------
 def short(x, digits=3):
     """A number in few characters."""
     if abs(x) >= 10:
@@ -103,10 +96,7 @@ def table(figure, runs):
     varying = [flag for flag in flags if any(len(runs.all(flag, model=one)) > 1 for one in models)]
     for model in models:
         same = {flag: runs.all(flag, model=model)[0] for flag in flags if flag not in varying}
-        words = [
-            word for flag, value in same.items() if value is not None for word in run.as_words(flag, value)
-        ]
-        if words:
+        if words := run.as_words({flag: value for flag, value in same.items() if value is not None}):
             yield f"{model or 'all'}: {' '.join(words)}"
     varying = ["model"] * (len(models) > 1) + varying
     first, *others = figure.metrics
@@ -146,25 +136,22 @@ def made_by(runs):
     return f"{n}; {each('device')}; torch {each('torch')}; commit {commits}"
 
 
-def note_of(figure, runs):
-    return figure.note(runs) if figure.note else []
+def notes(figure, runs):
+    return [*figure.note(runs)] if figure.note else []
 
 
 def show(task, name, scale, out, words):
     """Print a figure's table and verdicts, and draw its picture."""
-    figure, trials = task.figures[name], listed(task, name, scale, out, words)
-    runs, broken = load(figure, trials)
-    print(f"\n{task.name}.py {name}, {scale} scale: {figure.title}. {len(runs)} of {len(trials)} trials done")
-    print(*broken, sep="\n", end="\n" if broken else "")
+    figure, runs = task.figures[name], load(task, name, scale, out, words)
+    done = f"{len(runs)} of {len(runs.rows)} trials done"
+    print(f"\n{task.name}.py {name}, {scale} scale: {figure.title}. {done}")
     if not runs:
         return
-    print(*table(figure, runs), "", *note_of(figure, runs), sep="\n")
+    print(*table(figure, runs), "", *notes(figure, runs), sep="\n")
     if scale != "quick":  # a first look: nothing is judged
-        known = {one.text: one for one in verdicts_at(scale, out).get((task.name, name), [])}
-        for verdict in figure.verdicts(runs):
-            print(
-                textwrap.fill("- " + sentence(known.get(verdict.text, verdict)), 79, subsequent_indent="  ")
-            )
+        whole = None if words else verdicts_at(scale, out).get((task.name, name))
+        for one in whole or [one._replace(primary=False) for one in figure.verdicts(runs)]:
+            print(textwrap.fill(f"- {sentence(one)}", 79, subsequent_indent="  "))
     path = Path(out, "figures", f"{task.name}-{name}-{scale}")
     if pictures.CAN_DRAW and figure.picture:
         for kind in (".svg", ".png"):
@@ -175,49 +162,31 @@ def show(task, name, scale, out, words):
 def overview(scales, out):
     """How many trials of every figure are done."""
     rows = [["script", "figure", "scale", "done", "of"]]
-    for task in TASKS:
-        for name, figure in task.figures.items():
-            for scale in scales:
-                if scale in figure.grids and scale in task.scales:
-                    runs, broken = load(figure, trials := listed(task, name, scale, out))
-                    rows.append([f"{task.name}.py", name, scale, str(len(runs)), str(len(trials))])
-                    print(*broken, sep="\n", end="\n" if broken else "")
+    for scale in scales:
+        for task, name, _ in figures_at(scale):
+            runs = load(task, name, scale, out)
+            rows.append([f"{task.name}.py", name, scale, str(len(runs)), str(len(runs.rows))])
     print(*aligned(rows), sep="\n")
 
 
-# ------------------------------------------------------------------------------------------------------------
-# RESULTS.md: between two markers all is made, above and below them is what a person wrote
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- RESULTS.md: between two markers all is made, above and below them is what a person wrote ----------------
 def page(out, folder):
     """The lines between the markers."""
-    for task in TASKS:
-        for name, figure in task.figures.items():
-            if "desk" not in figure.grids:
-                continue
-            runs, broken = load(figure, listed(task, name, "desk", out))
-            print(*broken, sep="\n", end="\n" if broken else "")
-            if not runs:
-                continue
-            yield from (f"### {task.name}.py {name}", "", f"{figure.title}. {made_by(runs)}.", "")
-            path = Path(out, "figures", f"{task.name}-{name}-desk.svg")
-            if pictures.CAN_DRAW and figure.picture:
+    for task, name, figure in figures_at("desk"):
+        if not (runs := load(task, name, "desk", out)):
+            continue
+        yield from (f"### {task.name}.py {name}", f"{figure.title}. {made_by(runs)}.")
+        path = Path(out, "figures", f"{task.name}-{name}-desk.svg")
+        if figure.picture:
+            if pictures.CAN_DRAW:
                 pictures.draw(figure, runs, figure.title, path)
-            if path.exists() and figure.picture:
-                yield from (f"![{figure.title}]({os.path.relpath(path, folder)})", "")
-            yield from ("```text", *table(figure, runs), "```", "")
-            lines = [*note_of(figure, runs), *map(sentence, verdicts_at("desk", out)[task.name, name])]
-            yield from (*(f"- {line}" for line in lines), "")
+            yield from ("", f"![{figure.title}]({os.path.relpath(path, folder)})")
+        yield from ("```text", *table(figure, runs), "```")
+        verdicts = map(sentence, verdicts_at("desk", out)[task.name, name])
+        yield from (*(f"- {line}" for line in (*notes(figure, runs), *verdicts)), "")
     for path in sorted(Path(out).glob("bench/*.json")):
-        yield from (
-            f"### bench.py, {path.stem}",
-            "",
-            "```text",
-            *bench.table(json.loads(path.read_text())),
-            "```",
-            "",
-        )
+        lines = bench.table(json.loads(path.read_text()))
+        yield from (f"### bench.py, {path.stem}", "```text", *lines, "```", "")
 
 
 def write_page(path, out):
@@ -231,25 +200,18 @@ def write_page(path, out):
     trial.write(path, f"{head}{BEGIN}\n\n{made}\n{END}{tail}".encode())
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The command line
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- The command line ----------------------------------------------------------------------------------------
 def task_in(script):
     """The task of a script, be it one of this suite's or a user's."""
     path = Path(script)
     sys.path.insert(0, str(path.resolve().parent))
-    found = vars(importlib.import_module(path.stem)).values()
-    return next(
-        t for t in found if isinstance(t, type) and t.__module__ == path.stem and "figures" in vars(t)
-    )
+    found = [one for one in vars(importlib.import_module(path.stem)).values() if isinstance(one, type)]
+    return next(one for one in found if one.__module__ == path.stem and "figures" in vars(one))
 
 
 def main(argv=None):
-    parser = run.Parser(
-        "report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = run.Parser("report.py", description=__doc__, formatter_class=raw)
     parser.add_argument("script", nargs="?", metavar="SCRIPT")
     parser.add_argument("figure", nargs="?", metavar="FIGURE")
     parser.add_argument("--scale", help="paper, desk, quick or smoke (paper)")

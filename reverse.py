@@ -196,75 +196,54 @@ class DualFrequency(Reverse):
         return metrics | {"by_condition": dict(zip(CONDITIONS, by_condition.tolist()))}
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Figures: what is told of their trials, and verdicts
-# ------------------------------------------------------------------------------------------------------------
+# -- Figures: what is told of their trials, and verdicts -----------------------------------------------------
+def crossing(vocabs, accuracies):
+    """log2 of the K at which accuracy falls to 95%: the first time, from the smallest K on, along a straight
+    line between neighbours. Below at the smallest K counts as that K, never below as the largest."""
+    i = next((i for i, x in enumerate(accuracies) if x < 0.95), len(vocabs))
+    if i in (0, len(vocabs)):
+        return np.log2(vocabs[min(i, len(vocabs) - 1)])
+    (left, right), (high, low) = np.log2(vocabs[i - 1 : i + 1]), accuracies[i - 1 : i + 1]
+    return left + (right - left) * (high - 0.95) / (high - low)
 
 
 def crossings(runs, **where):
-    """log2 of the K at which each seed's token accuracy falls to 95%, and how many never cross it.
-
-    From the smallest K on, the first two neighbours on either side of .95 are joined by a straight line.
-    A seed that begins below counts as the smallest K, one that stays above as the largest.
-    """
-    vocabs, found, outside = sorted(runs.all("vocab", **where)), [], 0
+    """Of each seed that has all vocabularies."""
+    vocabs, found = sorted(runs.all("vocab", **where)), []
     for seed in runs.all("seed", **where):
         accuracies = [x for k in vocabs for x in runs.values(**where, vocab=k, seed=seed)]
-        if len(accuracies) < len(vocabs):  # not all have run
-            continue
-        below = next((i for i, x in enumerate(accuracies) if x < 0.95), len(vocabs))
-        outside += below in (0, len(vocabs))
-        at = np.log2(vocabs)
-        if 0 < below < len(vocabs):
-            high, low = accuracies[below - 1], accuracies[below]
-            share = (high - 0.95) / (high - low)
-            found.append(at[below - 1] + share * (at[below] - at[below - 1]))
-        else:
-            found.append(at[0] if below == 0 else at[-1])
-    return found, outside
-
-
-def handled(runs):
-    """The vocabulary that each model handles, in words."""
-    for model in runs.all("model"):
-        found = {pe: crossings(runs, model=model, pe=pe) for pe in runs.all("pe", model=model)}
-        seeds, ends = sum(len(at) for at, _ in found.values()), sum(outside for _, outside in found.values())
-        means = [f"{2 ** np.mean(at):.3g} ({pe})" for pe, (at, _) in found.items() if at]
-        if ends < seeds:
-            at = f"{name_of(model)}: accuracy falls to 95% at K = {', '.join(means)}"
-            yield f"{at}; {ends} of {seeds} seeds do not cross it within the grid."
+        found += [crossing(vocabs, accuracies)] if len(accuracies) == len(vocabs) else []
+    return found
 
 
 def in_words(runs):
-    """For a first look: what the clock does at each model's largest vocabulary."""
+    """What the clock does to each model at its largest vocabulary, and which vocabulary the model handles."""
     for model in runs.all("model"):
-        vocab = max(runs.all("vocab", model=model))
-        none, sin = (runs.values(model=model, vocab=vocab, pe=pe) for pe in ("none", "sin"))
+        vocabs, name = sorted(runs.all("vocab", model=model)), a(model)
+        none, sin = (runs.values(model=model, vocab=vocabs[-1], pe=pe) for pe in ("none", "sin"))
         if none and sin:
             less, more = np.mean(none), np.mean(sin)
-            verb = "raises" if more > less else "lowers"
-            sure = gain(runs, "", model=model, vocab=vocab).word == "yes"
-            seeds = f"{len(sin)} seeds are {'enough' if sure else 'too few'} to be sure of a gain"
-            at = f"At K = {vocab} the clock {verb} the accuracy of {a(model)}"
-            yield f"{at} from {less:.2f} to {more:.2f}; {seeds}."
+            yes = gain(runs, "", model=model, vocab=vocabs[-1]).word == "yes"
+            sure = f"{len(sin)} seeds are {'enough' if yes else 'too few'} to be sure of a gain"
+            did = f"{'raises' if more > less else 'lowers'} the accuracy of {name}"
+            yield f"At K = {vocabs[-1]} the clock {did} from {less:.2f} to {more:.2f}; {sure}."
+        found = {pe: crossings(runs, model=model, pe=pe) for pe in runs.all("pe", model=model)}
+        outside = sum(at in np.log2([vocabs[0], vocabs[-1]]) for each in found.values() for at in each)
+        if outside < (seeds := sum(map(len, found.values()))):
+            means = ", ".join(f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at)
+            yield f"The accuracy of {name} falls to 95% at K = {means}; {outside} of {seeds} seeds at an end."
 
 
-@Reverse.figure(
-    "fig2",
-    "Reverse ordering",
-    FIG2,
-    metrics=BOTH_METRICS,
-    note=lambda runs: [*in_words(runs), *handled(runs)],
-)
+@Reverse.figure("fig2", "Reverse ordering", FIG2, metrics=BOTH_METRICS, note=in_words)
 def fig2(runs, primary=True):
     for model in runs.all("model"):
         *smaller, largest = sorted(runs.all("vocab", model=model))
         name, at = a(model), dict(model=model, vocab=largest)
         yield gain(runs, f"The clock helps {name} at K = {largest}, the largest.", primary=primary, **at)
         text = f"The clock raises the vocabulary that {name} handles (log2 K at 95% accuracy)."
-        at_95 = lambda pe, model=model: crossings(runs, model=model, pe=pe)[0]
+        at_95 = lambda pe, model=model: crossings(runs, model=model, pe=pe)
         yield better(text, at_95("sin"), {pe: at_95(pe) for pe in controls(runs)}, primary)
-        for vocab in smaller:
+        for vocab in smaller if primary else ():
             yield gain(runs, f"The clock helps {name} at K = {vocab}.", model=model, vocab=vocab)
 
 
@@ -285,7 +264,7 @@ for name, title, rows in (
     ("fig2-short", "Reverse ordering, L = 16", SHORT),
     ("fig2-short-twice", "Reverse ordering, L = 16, trained twice as long", TWICE),
 ):
-    Reverse.figure(name, title, {"desk": rows}, metrics=BOTH_METRICS, note=handled)(explored)
+    Reverse.figure(name, title, {"desk": rows}, metrics=BOTH_METRICS, note=in_words)(explored)
 
 
 # Fig. 3: what hurts is Rare disturbants, not Rare targets
@@ -328,9 +307,8 @@ def fig3(runs):
     for model in runs.all("model"):
         name, none = a(model), runs.where(model=model, pe="none")
         frequent, rare = (none.values(retrieval(c)) for c in ("frequent/frequent", "frequent/rare"))
-        yield higher_in_pairs(
-            f"Rare disturbants hurt Frequent targets of {name} without a clock.", frequent, rare
-        )
+        text = f"Rare disturbants hurt Frequent targets of {name} without a clock."
+        yield higher_in_pairs(text, frequent, rare)
         text = f"The clock helps {name} among Rare disturbants."
         yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
 
@@ -369,7 +347,7 @@ def fig11(runs):
     yield gain(runs, "The clock helps an LSTM although the length varies.")
 
 
-@Reverse.figure("fig12", "The embedding twice", FIG12, metrics=BOTH_METRICS, x="pe")
+@Reverse.figure("fig12", "The embedding twice", FIG12, metrics=BOTH_METRICS, x="pe", picture=False)
 def fig12(runs):
     none, dup = runs.values(pe="none"), runs.values(pe="dup")
     yield no_gain("The embedding twice does not help an LSTM (by .02 or more).", dup, none, 0.02)
@@ -386,9 +364,8 @@ def others(runs):
 def fig13(runs):
     yield from others(runs.where(amplitude=None))
     short = runs.values(pe="learned", amplitude=1.0)
-    yield higher(
-        "The clock is better than learned vectors that begin at its length.", runs.values(pe="sin"), short
-    )
+    text = "The clock is better than learned vectors that begin at its length."
+    yield higher(text, runs.values(pe="sin"), short)
 
 
 @Reverse.figure("fig14", "Other encodings, varying length", FIG14, x=("pe", "min_length"))

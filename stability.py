@@ -197,7 +197,7 @@ class Stability(DualFrequency):
         if not snapshots:
             raise Refused(f"{self.folder} has no snapshots: reverse.py --dual-freq --overwrite makes them")
         engine = machine.Engine("torch", deterministic=args.deterministic)
-        machine.prepare(engine, device, self.is_small())  # training in this process has set its own
+        machine.prepare(engine, device, args.hidden)  # training in this process has set its own
         model, started = self.model().to(device), time.perf_counter()
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, args.pairs // 4, device)
         content = dict(pairs=args.pairs, target=args.target, by_condition={c: {} for c in CONDITIONS})

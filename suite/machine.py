@@ -4,6 +4,7 @@ import os
 import platform
 import resource
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ def choose_engine(args, device):
     return Engine(name, compiled, precision, cuda and not args.no_graph, args.deterministic, onednn)
 
 
-def prepare(engine, device, small=False):
+def prepare(engine, device, hidden=512):
     """Set the switches of PyTorch that an engine needs; they hold for the whole process."""
     products = "ieee" if engine.precision == "fp32" else "tf32"
     torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = products
@@ -81,8 +82,8 @@ def prepare(engine, device, small=False):
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(engine.deterministic)
-    if device.type == "cpu" and small and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    if device.type == "cpu" and hidden < 256 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # a second one is of little use
 
 
 def is_out_of_memory(error):
@@ -97,8 +98,7 @@ def peak_memory(device):
     """Bytes: allocated on the card, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def git(*words):
@@ -115,10 +115,9 @@ def git(*words):
 def device_name(device):
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return f"cpu: {models[0] if models else platform.machine()}"
+    path = Path("/proc/cpuinfo")
+    _, _, rest = (path.read_text() if path.exists() else "").partition("model name\t: ")
+    return f"cpu: {rest.partition(chr(10))[0] or platform.machine()}"
 
 
 def provenance(argv, engine, device):

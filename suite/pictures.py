@@ -42,7 +42,7 @@ def place(figure, flags):
     words = [flags["pe"]]
     for flag in figure.x:
         if flag != "pe" and flags.get(flag) is not None:
-            words.append(f"{flag.replace('_', '-')} {flags[flag]}")
+            words += [flag.replace("_", "-"), str(flags[flag])]
     return "\n".join(words)
 
 

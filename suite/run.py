@@ -78,11 +78,8 @@ PLUMBING = [
 PLUMBING = [flag._replace(science=False) for flag in PLUMBING]
 NOT_CARRIED = {"list", "all", "jobs"}  # into the commands of trials
 
-# ------------------------------------------------------------------------------------------------------------
-# From words to a trial
-# ------------------------------------------------------------------------------------------------------------
 
-
+# -- From words to a trial -----------------------------------------------------------------------------------
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(trial.BAD_FLAGS, f"{self.prog}: error: {' '.join(str(message).split())}\n")
@@ -117,30 +114,25 @@ def defaults_of(task):
 
 def parse(task, argv):
     """-> (args, what was typed)"""
-    how = dict(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser = Parser(f"{task.name}.py", description=sys.modules[task.__module__].__doc__, **how)
-    science = parser.add_argument_group("these change the result")
-    plumbing = parser.add_argument_group("these do not")
-    defaults = defaults_of(task)
+    how = dict(allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    how |= dict(description=sys.modules[task.__module__].__doc__)
+    parser = Parser(f"{task.name}.py", formatter_class=argparse.RawDescriptionHelpFormatter, **how)
+    science, plumbing = map(parser.add_argument_group, ("these change the result", "these do not"))
+    defaults = dict(scale="paper", list=None, all=None) | defaults_of(task)
     for name, flag in flags_of(task).items():
         if name not in task.without:
-            usual, letter = defaults[name], {int: "N", float: "X"}.get(flag.kind)
+            usual = "" if defaults[name] in (None, False) else f" ({defaults[name]})"
+            letter = {int: "N", float: "X"}.get(flag.kind)
             more = dict(type=checked(flag), choices=flag.choices, metavar=None if flag.choices else letter)
             more = dict(action="store_true") if flag.kind is bool else more
-            told = flag.help + ("" if usual in (None, False) else f" ({usual})")
             group = science if flag.science else plumbing
-            group.add_argument(as_word(name), default=argparse.SUPPRESS, help=told, **more)
-    figure = dict(
-        nargs="?", const="", choices=["", *task.figures], metavar="FIGURE", default=argparse.SUPPRESS
-    )
-    plumbing.add_argument(
-        "--scale", choices=task.scales, default=argparse.SUPPRESS, help="a set of defaults (paper)"
-    )
+            group.add_argument(as_word(name), help=flag.help + usual, **more)
+    figure = dict(nargs="?", const="", choices=["", *task.figures], metavar="FIGURE")
+    plumbing.add_argument("--scale", choices=task.scales, help="a set of defaults (paper)")
     plumbing.add_argument("--list", help=f"print a command per trial: {', '.join(task.figures)}", **figure)
     plumbing.add_argument("--all", help="run these trials, then report.py", **figure)
     given = vars(parser.parse_args(argv))
-    usual = dict(scale="paper", list=None, all=None) | defaults
-    return argparse.Namespace(**(usual | task.scales[given.get("scale", "paper")] | given)), given
+    return argparse.Namespace(**(defaults | task.scales[given.get("scale", "paper")] | given)), given
 
 
 def trial_of(task, argv):
@@ -156,47 +148,37 @@ def complete(task, args):
 
     Its folder is OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN.
     """
-    args = argparse.Namespace(**vars(args))
-    kind, science = task.variant(args), [flag for flag in flags_of(task).values() if flag.science]
+    args, kind = argparse.Namespace(**vars(args)), task.variant(args)
     usual = defaults_of(task) | kind.defaults(args)
     for flag, value in usual.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
     if args.warmup > args.iterations:
         raise Refused(f"--warmup {args.warmup} is above --iterations {args.iterations}")
-    names = [flag.name for flag in science if flag.name not in task.without]
-    names += ["precision"] * (
-        args.precision == "bf16"
-    )  # of the precisions it alone changes more than rounding
+    names = [name for name, flag in flags_of(task).items() if flag.science and name not in task.without]
+    names += ["precision"] * (args.precision == "bf16")  # the others differ by rounding alone
     config = {name: getattr(args, name) for name in sorted(names)}
-    others = [flag for flag in config if flag not in ("seed", *kind.named) and config[flag] != usual[flag]]
-    words = [f"{before}{config[flag]}" for flag, before in kind.named.items()]
-    words += [in_folder(flag, config[flag]) for flag in others]
+    words = [f"{before}{config[name]}" for name, before in kind.named.items()]
+    for name, value in config.items():
+        if name not in ("seed", *kind.named) and value != usual[name]:
+            words.append(name.replace("_", "-") + ("" if value is True else f"={value}"))
     folder = Path(args.out, kind.home or kind.name, "-".join(words), f"seed{args.seed}")
     found = kind(args, config, folder)
     found.check()
     return found
 
 
-def in_folder(flag, value):
-    name = flag.replace("_", "-")
-    return name if value is True else f"{name}={value}"
-
-
 def as_word(flag):
     return f"--{flag.replace('_', '-')}"
 
 
-def as_words(flag, value):
-    """A flag on a command line."""
-    return [as_word(flag)] * value if isinstance(value, bool) else [as_word(flag), str(value)]
+def as_words(flags):
+    """{flag: value} as the words of a command line; a value of True stands for the bare flag."""
+    pairs = [[as_word(k)] if v is True else [as_word(k), str(v)] for k, v in flags.items() if v is not False]
+    return [word for pair in pairs for word in pair]
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The trials of a figure
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- The trials of a figure ----------------------------------------------------------------------------------
 class Listed(NamedTuple):
     row: dict  # the figure's flags
     words: list  # of its command line
@@ -209,80 +191,66 @@ def listed(task, args, given, figure):
     A typed flag that a row has too keeps the rows that agree, but typed seeds stand in place of the figure's.
     All others are carried into every command.
     """
-    trials, chosen = {}, [figure] if figure else list(task.figures)
-    for row in (row for name in chosen for row in rows_of(task, name, args.scale, given)):
-        if all(given.get(k, v) == v or k == "seed" for k, v in row.items()):
-            carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
-            typed = {k: v for k, v in row.items() if v is not None}
-            words = [word for item in (typed | carried).items() for word in as_words(*item)]
-            found = complete(task, argparse.Namespace(**(vars(args) | typed)))
-            trials.setdefault(found.folder, Listed(row, words, found))
+    trials = {}
+    for name in [figure] if figure else task.figures:
+        for row in task.figures[name].grids.get(args.scale, []):
+            if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
+                continue
+            seeds = given.get("seed", row["seed"])
+            for seed in seeds if isinstance(seeds, range) else [seeds]:
+                typed = {k: v for k, v in (row | {"seed": seed}).items() if v is not None}
+                carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
+                found = complete(task, argparse.Namespace(**(vars(args) | typed)))
+                words = as_words(typed | carried)
+                trials.setdefault(found.folder, Listed(row | {"seed": seed}, words, found))
     if not trials:
         raise Refused(f"no trial of {figure or task.name} at --scale {args.scale} has the flags given")
     return list(trials.values())
-
-
-def rows_of(task, figure, scale, given):
-    """The rows of a figure at a scale, with the typed seeds."""
-    rows = task.figures[figure].grids.get(scale, [])
-    if "seed" not in given:
-        return rows
-    cells = {tuple((k, v) for k, v in row.items() if k != "seed"): row for row in rows}
-    wanted = given["seed"] if isinstance(given["seed"], range) else [given["seed"]]
-    return [row | {"seed": seed} for row in cells.values() for seed in wanted]
 
 
 class Job:
     """A trial's process, which writes to log.txt in the trial's folder."""
 
     def __init__(self, script, one, jobs):
-        self.one, self.began = one, time.monotonic()
-        self.log = one.task.folder / "log.txt"
+        self.task, self.began, self.log = one.task, time.monotonic(), one.task.folder / "log.txt"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        threads = 1 if one.task.is_small() else max(1, machine.cores() // jobs)
-        own = {"OMP_NUM_THREADS": str(threads)} if jobs > 1 else {}
-        # A session of its own: of the terminal's signals only the parent hears
-        apart = dict(env=own | os.environ | {PARENT: str(os.getpid())}, start_new_session=True)
-        with open(self.log, "a") as log:
-            command = [sys.executable, script, *one.words]
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **apart)
+        threads = 1 if one.task.args.hidden < 256 else max(1, machine.cores() // jobs)
+        environment = {"OMP_NUM_THREADS": str(threads)} | os.environ | {PARENT: str(os.getpid())}
+        command = [sys.executable, script, *one.words]
+        with open(self.log, "a") as log:  # a session of its own: only the parent hears the terminal's signals
+            how = dict(stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+            self.process = subprocess.Popen(command, **how)
 
     def outcome(self):
         """What is told of it when it has ended."""
-        code = self.process.returncode
-        if code == trial.STOPPED:
-            return "stopped, saved"
-        if code:
-            lines = self.log.read_text(errors="replace").splitlines() or [""]
-            return f"exit code {code}: {lines[-1]} ({self.log})"
-        metrics = trial.read_json(self.one.task.folder / self.one.task.file).get("metrics", {})
+        if code := self.process.returncode:
+            last = (self.log.read_text(errors="replace").splitlines() or [""])[-1]
+            return "stopped, saved" if code == trial.STOPPED else f"exit code {code}: {last} ({self.log})"
+        metrics = trial.read_json(self.task.folder / self.task.file).get("metrics", {})
         return ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in metrics.items() if isinstance(v, float))
 
 
 def run_all(script, trials, jobs, stop):
     """Run the trials that are not finished as processes, `jobs` at a time -> the exit code."""
     waiting = [one for one in trials if one.task.args.overwrite or not trial.is_finished(one.task)]
-    running, codes, took, done = [], [], [], len(trials) - len(waiting)
-    print(f"{done} of {len(trials)} trials are done; {jobs} at a time", flush=True)
+    running, codes, took, told = [], [], [], False
     stop.saves = True
-    told = False
+    print(f"{len(trials) - len(waiting)} of {len(trials)} done before; {jobs} at a time", flush=True)
     try:
         while running or (waiting and not stop.requested):
             while waiting and len(running) < jobs and not stop.requested:
                 running.append(Job(script, waiting.pop(0), jobs))
-                print(f"begins: {running[-1].one.task.folder}", flush=True)
+                print(f"begins: {running[-1].task.folder}", flush=True)
             if stop.requested and not told:
                 told = send(running, signal.SIGTERM)
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
                 codes.append(job.process.returncode)
-                if codes[-1] == 0:
-                    done += 1
-                    took.append(time.monotonic() - job.began)
-                print(f"ends: {job.one.task.folder}\n  {job.outcome()}", flush=True)
-                left = (len(waiting) + len(running) / 2) * sum(took) / max(1, len(took)) / jobs
-                about = f", about {left / 60:.0f} minutes left" if took and left else ""
-                print(f"{done} of {len(trials)} done{about}", flush=True)
+                took.append(time.monotonic() - job.began)
+                left = (len(waiting) + len(running) / 2) * sum(took) / len(took) / jobs / 60
+                done = len(trials) - len(waiting) - len(running) - sum(code != 0 for code in codes)
+                print(f"ends: {job.task.folder}\n  {job.outcome()}", flush=True)
+                print(f"{done} of {len(trials)} done, about {left:.0f} minutes left", flush=True)
             time.sleep(0.05)
     finally:  # whatever happens to this process, no other goes on without it
         send(running, signal.SIGTERM)
@@ -309,11 +277,7 @@ def end_with_parent():
             raise SystemExit(trial.STOPPED)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# A script's command line
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- A script's command line ---------------------------------------------------------------------------------
 def main(task, argv=None):
     """-> the exit code"""
     end_with_parent()
@@ -335,8 +299,7 @@ def obey(task, argv):
     jobs = args.jobs or (1 if cuda else machine.cores())
     code = run_all(script, listed(task, args, given, args.all), jobs, trial.Stop())
     if code != trial.STOPPED:
-        typed = {k: v for k, v in given.items() if k not in NOT_CARRIED | {"overwrite"}}
-        words = [word for item in typed.items() for word in as_words(*item)]
+        words = as_words({k: v for k, v in given.items() if k not in NOT_CARRIED | {"overwrite"}})
         report = Path(__file__).parents[1] / "report.py"
         subprocess.run([sys.executable, report, script, *filter(None, [args.all]), *words], check=False)
     return code

@@ -100,18 +100,13 @@ class Task:
     def __init__(self, args, config, folder):
         """`config` holds the flags that change the result."""
         self.args, self.config, self.folder = args, config, folder
-        self.batch, self.seed = args.batch, args.seed
-        self.vocab, self.length = getattr(args, "vocab", None), getattr(args, "length", None)
+        self.batch, self.seed, self.vocab, self.length = args.batch, args.seed, args.vocab, args.length
 
     def check(self):
         """Raise common.Refused where flags do not fit together."""
         if self.args.blocks > 1 and self.args.model != "mamba":
             raise common.Refused(f"--blocks is for --model mamba, not {self.args.model}")
         common.ENCODINGS[self.args.pe](self.positions(), self.args.embed, **self.for_encoding())
-
-    def is_small(self):
-        """Whether a second CPU thread is of little use."""
-        return self.args.hidden < 256
 
     # -- the model
 

@@ -21,7 +21,6 @@ import shutil
 import signal
 import sys
 import time
-import urllib.request
 
 import torch
 
@@ -40,11 +39,7 @@ class End(Exception):
         self.code = code
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Training
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- Training ------------------------------------------------------------------------------------------------
 def train(task, argv, stop):
     """Train a trial to its end, from its last checkpoint if it has one, and evaluate it -> the exit code."""
     args = task.args
@@ -52,7 +47,7 @@ def train(task, argv, stop):
         return show(task)
     device = machine.choose_device(args.device)
     engine = machine.choose_engine(args, device)
-    machine.prepare(engine, device, task.is_small())
+    machine.prepare(engine, device, args.hidden)
     stream = torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else contextlib.nullcontext()
     with stream:
         task.build(device)
@@ -143,18 +138,13 @@ class Trial:
                 self.initialise()
                 self.keep = False
         write_json(self.folder / "config.json", self.about)
-        self.announce()
+        print(f"{self.folder}\n{self.about['parameters']:,} parameters, {self.about['device']}")
+        if self.device.type == "cpu" and self.args.scale == "paper" and "quick" in self.task.scales:
+            print("this size is for a GPU: --scale quick takes a minute")
+        print(f"from iteration {self.iteration} on", flush=True)
         self.make_step()
         for source, state in zip(self.generators(), self.random):  # rehearsals of the step draw too
             source.set_rng_state(state.cpu())
-
-    def announce(self):
-        about = self.about
-        print(f"{self.folder}\n{about['parameters']:,} parameters, {about['device']}", flush=True)
-        if self.device.type == "cpu" and self.args.scale == "paper" and "quick" in self.task.scales:
-            print("this size is for a GPU: --scale quick takes a minute", flush=True)
-        if self.iteration:
-            print(f"continuing from iteration {self.iteration}", flush=True)
 
     def make_step(self):
         """Set step(i), which runs iteration i: as a CUDA graph, one for each size of batch, or directly."""
@@ -275,11 +265,7 @@ def show(task):
     return 0
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Signals
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- Signals -------------------------------------------------------------------------------------------------
 class Stop:
     """Hears signals. After the first the iteration ends and is saved; a second Ctrl-C ends at once.
 
@@ -303,11 +289,7 @@ class Stop:
         self.requested = True
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Files: written whole or not at all
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- Files: written whole or not at all ----------------------------------------------------------------------
 def write(path, content, keep=None):
     """Replace `path`; what was there before becomes `keep`."""
     temporary = path.with_name(f".{path.name}.tmp")
@@ -356,18 +338,6 @@ def load(path, device):
     if hashlib.sha256(content[:-32]).digest() != content[-32:]:
         raise End(FAILED, f"{path} is damaged")
     return torch.load(io.BytesIO(content[:-32]), map_location=device, weights_only=True)
-
-
-def download(address, path):
-    """Get a file from the network, unless it is there."""
-    if not path.exists():
-        print(f"downloading {address}", flush=True)
-        browser = {"User-Agent": "Mozilla/5.0"}  # one host refuses Python
-        request = urllib.request.Request(address, headers=browser)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            content = answer.read()  # it fails where less comes than was announced
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, content)
 
 
 @contextlib.contextmanager

@@ -14,15 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-YES, NO, UNDECIDED, TOO_FEW = "yes", "no", "undecided", "too few trials"
 LEVEL = 0.025  # of each of the two directions: together a 95% interval
 ENOUGH = 3  # trials on each side
 
-# ------------------------------------------------------------------------------------------------------------
-# Finished trials
-# ------------------------------------------------------------------------------------------------------------
 
-
+# -- Finished trials -----------------------------------------------------------------------------------------
 class Run(NamedTuple):
     """A finished trial."""
 
@@ -72,10 +68,7 @@ def a(model):
     return {"gru": "a GRU", "lstm": "an LSTM", "mingru": "a minGRU"}.get(model, name_of(model))
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Student's t
-# ------------------------------------------------------------------------------------------------------------
-
+# -- Student's t ---------------------------------------------------------------------------------------------
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)
 
 
@@ -145,17 +138,11 @@ def difference(plus, minus=()):
     each = np.array([len(x) - 1 for x in samples])
     total = squares.sum()
     shares = squares / total if total > 0 else each / each.sum()
-    value = sum(map(mean, plus)) - sum(map(mean, minus))
-    return Difference(
-        float(value), float(np.sqrt(total)), float(1 / (shares**2 / each).sum()), min(map(len, samples))
-    )
+    value, freedom = sum(map(mean, plus)) - sum(map(mean, minus)), 1 / (shares**2 / each).sum()
+    return Difference(float(value), float(np.sqrt(total)), float(freedom), min(map(len, samples)))
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Verdicts
-# ------------------------------------------------------------------------------------------------------------
-
-
+# -- Verdicts ------------------------------------------------------------------------------------------------
 class Verdict(NamedTuple):
     text: str  # a sentence that says task, model, K and L where the figure's title does not
     numbers: str = ""
@@ -166,8 +153,8 @@ class Verdict(NamedTuple):
     @property
     def word(self):
         if self.shown is None:
-            return TOO_FEW
-        return NO if self.opposite <= LEVEL else YES if self.shown <= LEVEL else UNDECIDED
+            return "too few trials"
+        return "no" if self.opposite <= LEVEL else "yes" if self.shown <= LEVEL else "undecided"
 
     @property
     def p(self):
@@ -185,9 +172,8 @@ def all_of(text, differences, primary=False):
     found = differences.values()
     opposite = min(1.0, len(found) * min(d.below() for d in found))
     numbers = ", ".join(f"{name} {d.words()}".strip() for name, d in differences.items())
-    return Verdict(
-        text, f"{numbers}, n = {min(d.n for d in found)}", max(d.above() for d in found), opposite, primary
-    )
+    numbers += f", n = {min(d.n for d in found)}"
+    return Verdict(text, numbers, max(d.above() for d in found), opposite, primary)
 
 
 def higher(text, high, low, primary=False):
