@@ -161,7 +161,7 @@ def scores(one):
 DECAY = dict(metrics=PERPLEXITY | {"scores' fall": fall}, curves=scores, x="distance", y="mean q.k / sqrt(d)")
 
 
-@Shakespeare.figure("table1", "Transformer: encodings", TABLE1, note=lambda runs: [NOTE1], **DECAY)
+@Shakespeare.figure("table1", "Transformer: encodings", TABLE1, notes=[lambda runs: [NOTE1]], **DECAY)
 def table1(runs):
     perplexity = lambda pe: runs.values("valid_perplexity", pe=pe)
     order = ["sin", "layernorm-learned", "learned", "rotary"]
@@ -190,7 +190,7 @@ def nats(one):
 TOKENS = dict(metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"}, picture=False)
 
 
-@Shakespeare.figure("table2", "Transformer: tokenizers", TABLE2, note=lambda runs: [NOTE2], **TOKENS)
+@Shakespeare.figure("table2", "Transformer: tokenizers", TABLE2, notes=[lambda runs: [NOTE2]], **TOKENS)
 def table2(runs):
     for unit, metric in ("token", "valid_perplexity"), ("character", nats):
         bpe, char = (runs.values(metric, tokenizer=name) for name in ("bpe", "char"))

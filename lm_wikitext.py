@@ -160,7 +160,7 @@ TEST = {"test perplexity": "test_perplexity", "with unknown targets": "test_perp
 PAPER = "The paper's, at its size (minimum, mean, maximum): none 36.83 37.77 38.92, sin 38.07 38.54 38.89."
 
 
-@WikiText.figure("table1", "Language model", GRIDS, metrics=TEST, picture=False, note=lambda runs: [PAPER])
+@WikiText.figure("table1", "Language model", GRIDS, metrics=TEST, picture=False, notes=[lambda runs: [PAPER]])
 def table1(runs):
     none, sin = (runs.values("test_perplexity", pe=pe) for pe in ("none", "sin"))
     text = "The clock does not lower an LSTM's test perplexity (by 1% or more)."

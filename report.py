@@ -137,7 +137,7 @@ def made_by(runs):
 
 
 def notes(figure, runs):
-    return [*figure.note(runs)] if figure.note else []
+    return [line for note in figure.notes for line in note(runs)]
 
 
 def show(task, name, scale, out, words):
@@ -148,7 +148,7 @@ def show(task, name, scale, out, words):
     if not runs:
         return
     print(*table(figure, runs), "", *notes(figure, runs), sep="\n")
-    if scale != "quick":  # a first look: nothing is judged
+    if scale != "quick" or task not in TASKS:  # of ours a first look: nothing is judged
         whole = None if words else verdicts_at(scale, out).get((task.name, name))
         for one in whole or [one._replace(primary=False) for one in figure.verdicts(runs)]:
             print(textwrap.fill(f"- {sentence(one)}", 79, subsequent_indent="  "))

@@ -213,6 +213,7 @@ class Job:
 
     def __init__(self, script, one, jobs):
         self.task, self.began, self.log = one.task, time.monotonic(), one.task.folder / "log.txt"
+        self.name = shlex.join(one.words)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         threads = 1 if one.task.args.hidden < 256 else max(1, machine.cores() // jobs)
         environment = {"OMP_NUM_THREADS": str(threads)} | os.environ | {PARENT: str(os.getpid())}
@@ -240,7 +241,7 @@ def run_all(script, trials, jobs, stop):
         while running or (waiting and not stop.requested):
             while waiting and len(running) < jobs and not stop.requested:
                 running.append(Job(script, waiting.pop(0), jobs))
-                print(f"begins: {running[-1].task.folder}", flush=True)
+                print(f"begins: {running[-1].name}", flush=True)
             if stop.requested and not told:
                 told = send(running, signal.SIGTERM)
             for job in [job for job in running if job.process.poll() is not None]:
@@ -249,7 +250,7 @@ def run_all(script, trials, jobs, stop):
                 took.append(time.monotonic() - job.began)
                 left = (len(waiting) + len(running) / 2) * sum(took) / len(took) / jobs / 60
                 done = len(trials) - len(waiting) - len(running) - sum(code != 0 for code in codes)
-                print(f"ends: {job.task.folder}\n  {job.outcome()}", flush=True)
+                print(f"ends: {job.name}\n  {job.outcome()}", flush=True)
                 print(f"{done} of {len(trials)} done, about {left:.0f} minutes left", flush=True)
             time.sleep(0.05)
     finally:  # whatever happens to this process, no other goes on without it

@@ -52,7 +52,7 @@ class Figure:
     x: str = "vocab"
     curves: Callable | None = None  # of a verdicts.Run: yields (panel, line, {x: y})
     y: str = "token accuracy"  # of the curves
-    note: Callable | None = None  # of verdicts.Runs: text that stands below the verdicts
+    notes: tuple = ()  # generators of Runs: lines that stand below the table
     picture: bool = True
 
 
