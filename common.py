@@ -212,7 +212,7 @@ class Shuffled(Encoding):
         self.register_buffer("table", Sinusoid(positions, size).table[torch.randperm(positions)])
 
 
-class Vanilla(Encoding):
+class Bare(Encoding):
     """No encoding: the layer reads the embedding alone."""
 
     copies = 1
@@ -222,13 +222,13 @@ class Vanilla(Encoding):
         self.table, self.inputs = None, self.copies * size
 
 
-class Duplicate(Vanilla):
+class Duplicate(Bare):
     """The embedding twice: as many parameters as with an encoding, and no clock (Appendix C)."""
 
     copies = 2
 
 
-ENCODINGS = {"none": Vanilla, "sin": Sinusoid, "random": Random, "learned": Learned, "dup": Duplicate}
+ENCODINGS = {"none": Bare, "sin": Sinusoid, "random": Random, "learned": Learned, "dup": Duplicate}
 ENCODINGS |= {"constant": Constant, "ramp": Ramp, "counter": Counter, "shuffled": Shuffled}  # our controls
 
 
@@ -422,11 +422,6 @@ def distinct_rows(draw, count, *counters, device="cpu"):
         if len(rows) >= count:
             return rows[:count]
     raise Refused(f"{count} held-out sequences are wanted, but only {len(rows)} different ones exist")
-
-
-def count_sequences(base, exponent):
-    """base ** exponent, or infinity beyond a float."""
-    return base**exponent if exponent * math.log2(base) < 1000 else math.inf
 
 
 class HeldOut:

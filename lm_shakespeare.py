@@ -243,7 +243,7 @@ class Position(nn.Module):
     def __init__(self, pe, positions, width):
         super().__init__()
         self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
-        kind = common.Learned if "learned" in pe else common.Sinusoid if pe == "sin" else common.Vanilla
+        kind = common.Learned if "learned" in pe else common.Sinusoid if pe == "sin" else common.Bare
         height = math.sqrt(width / 2) if pe == "sin" else None  # of sines and cosines: one (Eq. 5)
         self.encoding = kind(positions, width, amplitude=height)
 

@@ -11,8 +11,10 @@ two-sided. In tables the interval is the paper's, of a mean, by percentile boots
 """
 
 import argparse
+import contextlib
 import functools
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -31,28 +33,33 @@ from reverse import Reverse
 from sort import Sort
 from stability import Stability
 from suite import pictures, run, trial
-from suite.verdicts import Run, Runs, bootstrap_interval, holm, number
+from suite.verdicts import Run, Runs, Verdict, bootstrap_interval, holm, number
 
 TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shakespeare]
+SCALES = ["paper", "desk", "quick", "smoke"]
 BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
 END = "<!-- made by python report.py --write up to here: edit below this line only -->"
 
 
 # -- Finished trials -----------------------------------------------------------------------------------------
-def load(task, name, scale, out, words=()):
-    """The Runs of a figure. A result that cannot be used is named, and left out."""
+def listed(task, name, scale, out, words=()):
     args, given = run.parse(task, ["--scale", scale, "--out", str(out), *words])
-    trials, found, metrics = run.listed(task, args, given, name), [], task.figures[name].metrics
+    return run.listed(task, args, given, name)
+
+
+def load(figure, trials):
+    """The Runs of a figure. A result that cannot be used is named, and left out."""
+    found = []
     for row, _, one in trials:
         path = one.folder / one.file
         try:
             content = trial.read_json(path)
             if content is None:
                 continue
-            if what := trial.differences(content["config"], one.config):
+            if what := trial.differences(content | content["config"], one.config):
                 raise ValueError(what)
             done = Run(row, content.get("metrics", content), content, one.folder)
-            for metric in metrics.values():
+            for metric in figure.metrics.values():
                 number(done, metric)
             found.append(done)
         except (OSError, ValueError, LookupError, TypeError, trial.End) as error:
@@ -73,10 +80,17 @@ def figures_at(scale):
 
 @functools.cache
 def verdicts_at(scale, out):
-    """{(task, figure): [Verdict]} of all scripts, the primary ones corrected as one family (Holm)."""
+    """{(task, figure): [Verdict]} of all scripts, the primary ones corrected as one family (Holm).
+
+    A primary claim is judged when all trials of its figure are done.
+    """
     found = {}
     for task, name, figure in figures_at(scale):
-        found[task.name, name] = list(figure.verdicts(load(task, name, scale, out)))
+        runs = load(figure, listed(task, name, scale, out))
+        found[task.name, name] = verdicts = list(figure.verdicts(runs))
+        for n, one in enumerate(verdicts):
+            if one.primary and len(runs) < len(runs.rows):
+                verdicts[n] = Verdict(one.text, primary=True)
     corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
 
@@ -136,35 +150,49 @@ def made_by(runs):
     return f"{n}; {each('device')}; torch {each('torch')}; commit {commits}"
 
 
+def judged(task, name, scale, out, trials, runs):
+    """The verdicts of these trials: of the figure's own seeds corrected, of others not, of a part none."""
+    grid, cells = listed(task, name, scale, out), lambda trials: {one.task.folder.parent for one in trials}
+    if cells(trials) != cells(grid) or (scale == "quick" and task in TASKS):  # quick is a first look
+        return []
+    if task in TASKS and [one.task.folder for one in trials] == [one.task.folder for one in grid]:
+        return verdicts_at(scale, out)[task.name, name]
+    return [one._replace(primary=False) for one in task.figures[name].verdicts(runs)]
+
+
 def notes(figure, runs):
     return [line for note in figure.notes for line in note(runs)]
 
 
+def draw(task, name, scale, out, runs, kind=".svg", part=""):
+    """-> the path of the figure's picture"""
+    path = Path(out, "figures", f"{task.name}-{name}-{scale}{part}{kind}")
+    if pictures.CAN_DRAW:
+        pictures.draw(task.figures[name], runs, f"{task.figures[name].title}, {scale} scale", path)
+    return path
+
+
 def show(task, name, scale, out, words):
     """Print a figure's table and verdicts, and draw its picture."""
-    figure, runs = task.figures[name], load(task, name, scale, out, words)
+    figure, trials = task.figures[name], listed(task, name, scale, out, words)
+    runs = load(figure, trials)
     done = f"{len(runs)} of {len(runs.rows)} trials done"
     print(f"\n{task.name}.py {name}, {scale} scale: {figure.title}. {done}")
-    if not runs:
-        return
-    print(*table(figure, runs), "", *notes(figure, runs), sep="\n")
-    if scale != "quick" or task not in TASKS:  # of ours a first look: nothing is judged
-        whole = None if words else verdicts_at(scale, out).get((task.name, name))
-        for one in whole or [one._replace(primary=False) for one in figure.verdicts(runs)]:
-            print(textwrap.fill(f"- {sentence(one)}", 79, subsequent_indent="  "))
-    path = Path(out, "figures", f"{task.name}-{name}-{scale}")
-    if pictures.CAN_DRAW and figure.picture:
+    if runs:
+        print(*table(figure, runs), "", sep="\n")
+        for line in (*notes(figure, runs), *map(sentence, judged(task, name, scale, out, trials, runs))):
+            print(textwrap.fill(f"- {line}", 79, subsequent_indent="  "))
+    if runs and figure.picture and pictures.CAN_DRAW:
         for kind in (".svg", ".png"):
-            pictures.draw(figure, runs, f"{figure.title}, {scale} scale", path.with_suffix(kind))
-        print(f"written: {path}.svg, .png")
+            print(f"written: {draw(task, name, scale, out, runs, kind, '-part' if words else '')}")
 
 
 def overview(scales, out):
     """How many trials of every figure are done."""
     rows = [["script", "figure", "scale", "done", "of"]]
     for scale in scales:
-        for task, name, _ in figures_at(scale):
-            runs = load(task, name, scale, out)
+        for task, name, figure in figures_at(scale):
+            runs = load(figure, listed(task, name, scale, out))
             rows.append([f"{task.name}.py", name, scale, str(len(runs)), str(len(runs.rows))])
     print(*aligned(rows), sep="\n")
 
@@ -173,17 +201,14 @@ def overview(scales, out):
 def page(out, folder):
     """The lines between the markers."""
     for task, name, figure in figures_at("desk"):
-        if not (runs := load(task, name, "desk", out)):
-            continue
-        yield from (f"### {task.name}.py {name}", f"{figure.title}. {made_by(runs)}.")
-        path = Path(out, "figures", f"{task.name}-{name}-desk.svg")
-        if figure.picture:
-            if pictures.CAN_DRAW:
-                pictures.draw(figure, runs, figure.title, path)
-            yield from ("", f"![{figure.title}]({os.path.relpath(path, folder)})")
-        yield from ("```text", *table(figure, runs), "```")
-        verdicts = map(sentence, verdicts_at("desk", out)[task.name, name])
-        yield from (*(f"- {line}" for line in (*notes(figure, runs), *verdicts)), "")
+        if runs := load(figure, listed(task, name, "desk", out)):
+            yield from (f"### {task.name}.py {name}", f"{figure.title}. {made_by(runs)}.")
+            if figure.picture:
+                path = os.path.relpath(draw(task, name, "desk", out, runs), folder)
+                yield from ("", f"![{figure.title}]({path})")
+            yield from ("```text", *table(figure, runs), "```")
+            lines = (*notes(figure, runs), *map(sentence, verdicts_at("desk", out)[task.name, name]))
+            yield from (*(f"- {line}" for line in lines), "")
     for path in sorted(Path(out).glob("bench/*.json")):
         lines = bench.table(json.loads(path.read_text()))
         yield from (f"### bench.py, {path.stem}", "```text", *lines, "```", "")
@@ -204,35 +229,37 @@ def write_page(path, out):
 def task_in(script):
     """The task of a script, be it one of this suite's or a user's."""
     path = Path(script)
+    if not path.is_file():
+        raise Refused(f"there is no {script}")
     sys.path.insert(0, str(path.resolve().parent))
     found = [one for one in vars(importlib.import_module(path.stem)).values() if isinstance(one, type)]
     return next(one for one in found if one.__module__ == path.stem and "figures" in vars(one))
 
 
-def main(argv=None):
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = run.Parser("report.py", description=__doc__, formatter_class=raw)
-    parser.add_argument("script", nargs="?", metavar="SCRIPT")
-    parser.add_argument("figure", nargs="?", metavar="FIGURE")
-    parser.add_argument("--scale", help="paper, desk, quick or smoke (paper)")
+def main():
+    parser = run.Parser("report.py", usage="report.py [SCRIPT [FIGURE]] [flags]", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--scale", choices=SCALES, help="of which figures (paper)")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
     parser.add_argument("--write", metavar="FILE", help="make this page")
-    args, words = parser.parse_known_args(argv)
-    return run.exit_code("report.py", lambda: obey(args, words))
+    # Names end at the first flag: argparse would take a value of the script's flags for one
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
+    args, words = parser.parse_known_args(sys.argv[1 + len(names) :])
+    return run.exit_code("report.py", lambda: obey(args, names, words))
 
 
-def obey(args, words):
+def obey(args, names, words):
     if args.write:
         write_page(args.write, args.out)
-    elif args.script is None:
+    elif not names:
         overview([args.scale] if args.scale else ["paper", "desk", "quick"], args.out)
     else:
-        task, scale = task_in(args.script), args.scale or "paper"
-        if args.figure and args.figure not in task.figures:
-            raise Refused(f"{task.name} has no figure {args.figure}: choose from {', '.join(task.figures)}")
-        for name in [args.figure] if args.figure else task.figures:
-            if scale in task.figures[name].grids:
-                show(task, name, scale, args.out, words)
+        task, scale = task_in(names[0]), args.scale or "paper"
+        if wrong := [name for name in names[1:] if name not in task.figures]:
+            raise Refused(f"{task.name} has no figure {wrong[0]}: choose from {', '.join(task.figures)}")
+        for name in names[1:] or task.figures:
+            with contextlib.suppress(Refused) if len(names) == 1 else contextlib.nullcontext():
+                show(task, name, scale, args.out, words)  # it refuses flags that none of its trials has
     return 0
 
 

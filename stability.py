@@ -164,6 +164,7 @@ class Stability(DualFrequency):
 
     def check(self):
         super().check()
+        self.config["target"] = self.args.target  # it changes stability.json, not the trial
         if self.args.pairs % len(CONDITIONS):
             raise Refused(f"--pairs {self.args.pairs} is not a multiple of 4, one part for each condition")
         if self.args.target > self.length:

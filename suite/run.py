@@ -27,7 +27,10 @@ MOST = 2**31 - 1  # larger numbers overflow somewhere
 def seeds(text):
     """one seed, or a range such as 0-4"""
     first, dash, last = text.partition("-")
-    return range(int(first), int(last) + 1) if dash else int(first)
+    found = range(int(first), int(last or first) + 1)
+    if not 0 <= found[0] <= found[-1] < MOST:
+        raise ValueError
+    return found if dash else found[0]
 
 
 def bands(text):
@@ -35,7 +38,7 @@ def bands(text):
     low, high = map(float, text.split(":"))
     if not 0 <= low < high <= 1:
         raise ValueError
-    return text
+    return f"{low:g}:{high:g}"  # alike for the same numbers: it names a folder
 
 
 LAYERS, ENCODINGS = tuple(common.LAYERS), tuple(common.ENCODINGS)
@@ -96,7 +99,7 @@ def checked(flag):
             value = flag.kind(text)
             if flag.kind not in (int, float) or flag.least <= value < min(flag.below, MOST):
                 return value
-        except ValueError:
+        except (ValueError, IndexError):
             pass
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
 
@@ -188,8 +191,8 @@ class Listed(NamedTuple):
 def listed(task, args, given, figure):
     """[Listed] of a figure's trials, or of all figures'.
 
-    A typed flag that a row has too keeps the rows that agree, but typed seeds stand in place of the figure's.
-    All others are carried into every command.
+    A typed flag selects the rows that have that value. Typed seeds replace the rows' own. Other typed flags
+    are added to every trial.
     """
     trials = {}
     for name in [figure] if figure else task.figures:
@@ -231,9 +234,17 @@ class Job:
         return ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in metrics.items() if isinstance(v, float))
 
 
+def is_finished(task):
+    """If the folder has other flags or cannot be read, the trial's process says so."""
+    try:
+        return trial.is_finished(task)
+    except (trial.End, Refused, OSError):
+        return False
+
+
 def run_all(script, trials, jobs, stop):
     """Run the trials that are not finished as processes, `jobs` at a time -> the exit code."""
-    waiting = [one for one in trials if one.task.args.overwrite or not trial.is_finished(one.task)]
+    waiting = [one for one in trials if one.task.args.overwrite or not is_finished(one.task)]
     running, codes, took, told = [], [], [], False
     stop.saves = True
     print(f"{len(trials) - len(waiting)} of {len(trials)} done before; {jobs} at a time", flush=True)

@@ -140,7 +140,7 @@ class Task:
 
     def mass(self, rows):
         """The chance that a training draw is one of the rows: here all rows are equally likely."""
-        return len(rows) / common.count_sequences(self.vocab, rows.shape[1])
+        return len(rows) * float(self.vocab) ** -rows.shape[1]
 
     def test_rows(self, device):
         """(N, W) integers that are held out, from the seed alone."""

@@ -79,9 +79,10 @@ def loop(trial, stop):
             trial.log(rate)
         if args.snapshot_every and i % args.snapshot_every == 0:
             trial.snapshot()
-        if last or stop.requested or i % args.save_every == 0:
+        stopping = stop.requested
+        if last or stopping or i % args.save_every == 0:
             trial.save()
-        if stop.requested:
+        if stopping:
             raise End(STOPPED, f"stopped at iteration {i}; the same command continues")
 
 
@@ -123,7 +124,7 @@ class Trial:
         self.keep = True  # last.pt is good: the next save makes it previous.pt
 
     def begin(self):
-        """Go on from last.pt, else previous.pt, else the start: all lead to the same end."""
+        """Load last.pt; if it is damaged, previous.pt; else start anew. All lead to the same end."""
         if self.args.overwrite:
             clear(self.folder)
         for path in (self.folder / "last.pt", self.folder / "previous.pt"):
@@ -172,7 +173,7 @@ class Trial:
 
     def save(self):
         """Write last.pt; the one before becomes previous.pt."""
-        self.check()
+        self.require_finite()
         content = {name: getattr(self, name) for name in ("iteration", "seconds", "sums", "rows")}
         content |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         content["random"] = [source.get_rng_state() for source in self.generators()]
@@ -191,28 +192,28 @@ class Trial:
         self.random, self.earlier = saved["random"], saved["processes"]
 
     def snapshot(self):
-        self.check()
+        self.require_finite()
         path = self.folder / "snapshots" / f"{self.iteration:06d}.pt"
         path.parent.mkdir(exist_ok=True)
         save(path, self.model.state_dict())
 
-    def check(self):
+    def require_finite(self):
         if not torch.stack([x.isfinite().all() for x in (self.sums, *self.model.parameters())]).all():
             what = f"loss, gradient or weights are not finite at iteration {self.iteration}"
             raise End(NOT_FINITE, f"{what}; the last good checkpoint is kept")
 
     def log(self, rate):
         """A row of curve.csv, means since the last one, and a line. This waits for the device."""
-        self.check()
+        self.require_finite()
         n = self.iteration - (self.rows[-1][0] if self.rows else 0)
         loss, accuracy, _ = (self.sums / n).tolist()
         self.sums.zero_()
         self.rows.append([self.iteration, loss, accuracy, rate, round(self.seconds, 3)])
         speed, left = self.iteration / self.seconds, self.args.iterations - self.iteration
-        took = datetime.timedelta(seconds=round(left / speed))
+        time_left = datetime.timedelta(seconds=round(left / speed))
         line = f"iteration {self.iteration}/{self.args.iterations}  loss {loss:.4f}  accuracy {accuracy:.4f}"
         over = sys.stdout.isatty() and left  # on a terminal the next line is written over this one
-        print(f"{line}  {took} left", end="\x1b[K\r" if over else "\n", flush=True)
+        print(f"{line}  {time_left} left", end="\x1b[K\r" if over else "\n", flush=True)
 
     def write_curve(self):
         lines = [HEADER, *(",".join(map(repr, row)) for row in self.rows)]
@@ -244,7 +245,7 @@ def is_finished(task):
     """Whether there is a result. Files of other flags are refused: they were edited or copied."""
     for name in ("config.json", task.file):
         content = None if task.args.overwrite else read_json(task.folder / name)
-        if content and (what := differences(content["config"], task.config)):
+        if content and (what := differences(content | content["config"], task.config)):
             raise Refused(f"{task.folder} {what} (--overwrite starts anew)")
     return (task.folder / task.file).exists()
 

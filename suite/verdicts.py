@@ -63,8 +63,7 @@ def name_of(model):
     return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
 
 
-def a(model):
-    """With its article."""
+def with_article(model):
     return {"gru": "a GRU", "lstm": "an LSTM", "mingru": "a minGRU"}.get(model, name_of(model))
 
 
@@ -163,10 +162,8 @@ class Verdict(NamedTuple):
 
 
 def all_of(text, differences, primary=False):
-    """All differences, {name: Difference}, are above zero: the largest p counts (intersection-union).
-
-    One below zero is enough for the opposite: its p is multiplied by their number (Bonferroni).
-    """
+    """Of differences, {name: Difference}. For yes all have to be above zero: the largest p counts. For no one
+    below zero is enough: its p is multiplied by their number."""
     if None in differences.values():
         return Verdict(text, primary=primary)
     found = differences.values()
@@ -209,7 +206,7 @@ def gain(runs, text, metric="token_accuracy", pe="sin", primary=False, **where):
 
 
 def no_gain(text, high, low, margin):
-    """There is no gain as large as the margin. Any gain that is shown, however small, is the opposite."""
+    """Yes: a gain would be below the margin. No: there is a gain, even one below the margin."""
     if (d := difference([high], [low])) is None:
         return Verdict(text)
     return Verdict(text, f"{d.words()}, margin {margin:.3g}, n = {d.n}", d.below(margin), d.above())
