@@ -151,7 +151,8 @@ def complete(task, args):
 
     Its folder is OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN.
     """
-    args, kind = argparse.Namespace(**vars(args)), task.variant(args)
+    args = argparse.Namespace(**vars(args))
+    kind = task.variant(args)
     usual = defaults_of(task) | kind.defaults(args)
     for flag, value in usual.items():
         if getattr(args, flag) is None:
