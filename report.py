@@ -249,6 +249,8 @@ def main():
 
 
 def obey(args, names, words):
+    if words and not names:
+        raise Refused(f"{words[0]}: the script comes first")
     if args.write:
         write_page(args.write, args.out)
     elif not names:

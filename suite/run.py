@@ -178,8 +178,11 @@ def as_word(flag):
 
 def as_words(flags):
     """{flag: value} as the words of a command line; a value of True stands for the bare flag."""
-    pairs = [[as_word(k)] if v is True else [as_word(k), str(v)] for k, v in flags.items() if v is not False]
-    return [word for pair in pairs for word in pair]
+    words = []
+    for flag, value in flags.items():
+        text = f"{value[0]}-{value[-1]}" if isinstance(value, range) else str(value)  # of seeds
+        words += [as_word(flag)] if value is True else [as_word(flag), text] * (value is not False)
+    return words
 
 
 # -- The trials of a figure ----------------------------------------------------------------------------------
