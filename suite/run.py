@@ -262,11 +262,12 @@ def run_all(script, trials, jobs, stop):
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
                 codes.append(job.process.returncode)
-                took.append(time.monotonic() - job.began)
-                left = (len(waiting) + len(running) / 2) * sum(took) / len(took) / jobs / 60
+                took += [time.monotonic() - job.began] * (codes[-1] == 0)
+                left = (len(waiting) + len(running) / 2) * sum(took) / max(1, len(took)) / jobs / 60
                 done = len(trials) - len(waiting) - len(running) - sum(code != 0 for code in codes)
                 print(f"ends: {job.name}\n  {job.outcome()}", flush=True)
-                print(f"{done} of {len(trials)} done, about {left:.0f} minutes left", flush=True)
+                about = f", about {left:.0f} minutes left" if left else ""
+                print(f"{done} of {len(trials)} done{about}", flush=True)
             time.sleep(0.05)
     finally:  # whatever happens to this process, no other goes on without it
         send(running, signal.SIGTERM)
