@@ -12,10 +12,9 @@ Twice the iterations of the other tasks, as in the paper (Appendix A.1), which f
 import beyond
 from common import Episode, uniform_integers
 from suite import run
-from suite.task import SEEDS, SMOKE, Task, cross
+from suite.task import BOTH, SEEDS, SMOKE, WITH_CONSTANT, Task, cross
 from suite.verdicts import above, gain
 
-BOTH, WITH_CONSTANT = ["none", "sin"], ["none", "constant", "sin"]
 SMALL = dict(hidden=64, embed=64, lr=1e-2, iterations=3000)
 FIG7 = {
     "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088], seed=SEEDS),

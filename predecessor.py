@@ -17,10 +17,9 @@ import torch
 import common
 from common import Episode, Refused, random_bits, scale_bits, uniform_integers
 from suite import run
-from suite.task import SEEDS, SMOKE, Task, cross
+from suite.task import BOTH, SEEDS, SMOKE, WITH_CONSTANT, Task, cross
 from suite.verdicts import gain
 
-BOTH, WITH_CONSTANT = ["none", "sin"], ["none", "constant", "sin"]
 FIG10 = {
     "paper": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024], seed=SEEDS),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024], seed=SEEDS),

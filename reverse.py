@@ -22,10 +22,9 @@ import beyond
 import common
 from common import Episode, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
 from suite import run
-from suite.task import BOTH_METRICS, SEEDS, SMOKE, Flag, Task, cross
+from suite.task import BOTH, BOTH_METRICS, SEEDS, SMOKE, WITH_CONSTANT, WITH_DUP, Flag, Task, cross
 from suite.verdicts import better, controls, gain, higher, higher_in_pairs, name_of, no_gain, with_article
 
-BOTH, WITH_CONSTANT, WITH_DUP = ["none", "sin"], ["none", "constant", "sin"], ["none", "dup", "sin"]
 FRESH = range(5, 11)  # seeds that nothing had seen when desk's fig2 was laid down
 DESK_S4D = dict(model="s4d", iterations=10_000, lr=1e-2)
 FIG2 = {  # vocab is K, length is L, where it is not the scale's

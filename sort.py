@@ -11,10 +11,9 @@ The order of the input does not matter here, so the clock has less to offer than
 
 from common import Episode, uniform_integers
 from suite import run
-from suite.task import BOTH_METRICS, SEEDS, SMOKE, Task, cross
+from suite.task import BOTH, BOTH_METRICS, SEEDS, SMOKE, WITH_CONSTANT, WITH_DUP, Task, cross
 from suite.verdicts import gain, no_gain
 
-BOTH, WITH_CONSTANT, WITH_DUP = ["none", "sin"], ["none", "constant", "sin"], ["none", "dup", "sin"]
 FIG8 = {
     "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256], seed=SEEDS)
     + cross(model="lstm", pe=BOTH, vocab=[2**n for n in range(8, 15)], seed=SEEDS),
