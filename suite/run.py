@@ -140,10 +140,7 @@ def parse(task, argv):
 
 def trial_of(task, argv):
     """The task of one trial, from its command line."""
-    args, _ = parse(task, argv)
-    if isinstance(args.seed, range):
-        raise Refused("--seed takes a range with --list, --all and report.py alone")
-    return complete(task, args)
+    return complete(task, parse(task, argv)[0])
 
 
 def complete(task, args):
@@ -151,6 +148,8 @@ def complete(task, args):
 
     Its folder is OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN.
     """
+    if isinstance(args.seed, range):
+        raise Refused("--seed takes a range with --list, --all and report.py alone")
     args = argparse.Namespace(**vars(args))
     kind = task.variant(args)
     usual = defaults_of(task) | kind.defaults(args)
@@ -204,12 +203,13 @@ def listed(task, args, given, figure):
             if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
                 continue
             seeds = given.get("seed", row["seed"])
+            carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
             for seed in seeds if isinstance(seeds, range) else [seeds]:
                 typed = {k: v for k, v in (row | {"seed": seed}).items() if v is not None}
-                carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
                 found = complete(task, argparse.Namespace(**(vars(args) | typed)))
-                words = as_words(typed | carried)
-                trials.setdefault(found.folder, Listed(row | {"seed": seed}, words, found))
+                trials.setdefault(
+                    found.folder, Listed(row | {"seed": seed}, as_words(typed | carried), found)
+                )
     if not trials:
         raise Refused(f"no trial of {figure or task.name} at --scale {args.scale} has the flags given")
     return list(trials.values())
@@ -258,7 +258,8 @@ def run_all(script, trials, jobs, stop):
                 running.append(Job(script, waiting.pop(0), jobs))
                 print(f"begins: {running[-1].name}", flush=True)
             if stop.requested and not told:
-                told = send(running, signal.SIGTERM)
+                told = True
+                terminate(running)
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
                 codes.append(job.process.returncode)
@@ -270,16 +271,15 @@ def run_all(script, trials, jobs, stop):
                 print(f"{done} of {len(trials)} done{about}", flush=True)
             time.sleep(0.05)
     finally:  # whatever happens to this process, no other goes on without it
-        send(running, signal.SIGTERM)
+        terminate(running)
     if stop.requested or trial.STOPPED in codes:
         return trial.STOPPED
     return max((code if code >= 0 else trial.FAILED for code in codes), default=0)
 
 
-def send(running, number):
-    for job in running:
-        job.process.send_signal(number)
-    return True
+def terminate(jobs):
+    for job in jobs:
+        job.process.terminate()
 
 
 PARENT = "SUITE_PARENT"  # in a job's environment, the process that started it
@@ -310,7 +310,7 @@ def obey(task, argv):
             print(f"python {task.name}.py {shlex.join(one.words)}")
         return 0
     if args.all is None:
-        found, stop = trial_of(task, argv), trial.Stop()
+        found, stop = complete(task, args), trial.Stop()
         return found.run(argv, stop) if found.run else trial.train(found, argv, stop)
     cuda = machine.choose_device(args.device).type == "cuda"
     jobs = args.jobs or (1 if cuda else machine.cores())
