@@ -6,7 +6,7 @@ share only once. The readout's logits exist in chunks, and their gradients are c
 are in the precision of the table (bfloat16, say).
 
 What a step computes is written twice: for CUDA, where it is compiled if that works (`compiled`), and for a
-CPU, as few operators in place (score_by_operators, LSTMByOperators, GRUByOperators).
+CPU, as few operators in place.
 """
 
 import math

@@ -1,7 +1,8 @@
 """GRU and LSTM, faster: swept by hand, through time and back, equal to torch.nn's but for rounding.
 
-A step is one product with the state and one pointwise function, which torch.compile makes one loop of. On a
-CPU it is a few operators, not compiled. The gradients of the weights are one product each, after the sweep.
+A step is one product with the state and one pointwise function, which is written twice: for CUDA, where
+torch.compile makes one loop of it, and for a CPU as a few operators in place. The gradients of the weights
+are one product each, after the sweep.
 
 Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
 says how many each step has, never more than the one before; N is their sum. The state starts at zero.
@@ -9,16 +10,19 @@ says how many each step has, never more than the one before; N is their sum. The
     table (R, 4H)  what each token adds to the sums inside the gates (of a GRU 3H), and
     clock (T, 4H)  what each step adds, with the bias
     tokens (n,)    rows of the table; they may end early, after any step: later steps read the clock alone
-    gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU q, r, z, n
+    gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU q, r, z, n;
+                   a step gets its rows of them and, as views, their columns, (n, H) for each gate
     c, h (N, H)    cell and output; what is carried from step to step is in the precision of the weights
 """
+
+import itertools
 
 import torch
 
 from suite.graphs import pointwise
 
 
-# -- One step, pointwise: what torch.compile makes one loop of -----------------------------------------------
+# -- One step for CUDA: what torch.compile makes one loop of -----------------------------------------------
 def tanh(x):
     """By exp, as a sigmoid: torch's own is slow on some CPUs."""
     return 2 * (2 * x).sigmoid() - 1
@@ -34,65 +38,131 @@ def write(columns, *parts):
         column.copy_(part)
 
 
-def lstm_step(product, clock, table, tokens, cell, gates, c, h):
-    """From the last h's product with the weights; writes the gates, c and h and carries `cell` on."""
-    i, f, g, o = (product + read(clock, table, tokens)).to(cell.dtype).chunk(4, dim=1)
+def lstm_step(product, clock, table, tokens, c_before, rows, columns, c, h):
+    """From the last h's product with the weights; writes the gates, c and h."""
+    i, f, g, o = (product + read(clock, table, tokens)).to(c.dtype).chunk(4, dim=1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), tanh(g), o.sigmoid()
-    new = f * cell + i * g
-    write(gates, i, f, g, o)
-    cell.copy_(new)
+    new = f * c_before + i * g
+    write(columns, i, f, g, o)
     c.copy_(new)
     h.copy_(o * tanh(new))
 
 
-def lstm_step_back(gates, c, c_before, d_out, d_h, d_cell, d_gates):
+def lstm_step_back(rows, columns, c, c_before, d_out, d_h, d_cell, d_rows, d_columns):
     """From the gradients of the step's output and of the next step's state; carries `d_cell` back."""
-    i, f, g, o = gates.to(d_cell.dtype).chunk(4, dim=1)
+    i, f, g, o = rows.to(d_cell.dtype).chunk(4, dim=1)
     d_h, t = d_out + d_h, tanh(c)
     d_c = d_cell + d_h * o * (1 - t * t)
     d_i, d_f, d_g = d_c * g * i * (1 - i), d_c * c_before * f * (1 - f), d_c * i * (1 - g * g)
-    write(d_gates, d_i, d_f, d_g, d_h * t * o * (1 - o))
+    write(d_columns, d_i, d_f, d_g, d_h * t * o * (1 - o))
     d_cell.copy_(d_c * f)
 
 
-def gru_step(product, bias, clock, table, tokens, state, gates, h):
-    """As lstm_step; q is what the reset gate multiplies."""
+def gru_step(product, bias, clock, table, tokens, state, rows, columns, h):
+    """As lstm_step; q is what the reset gate multiplies, and `state` is carried on."""
     x_r, x_z, x_n = read(clock, table, tokens).to(state.dtype).chunk(3, dim=-1)
     p_r, p_z, p_n = product.to(state.dtype).chunk(3, dim=1)
     r, z, q = (x_r + p_r).sigmoid(), (x_z + p_z).sigmoid(), p_n + bias
     n = tanh(x_n + r * q)
     new = n + z * (state - n)
-    write(gates, q, r, z, n)
+    write(columns, q, r, z, n)
     state.copy_(new)
     h.copy_(new)
 
 
-def gru_step_back(gates, h_before, d_out, d_h, d_state, d_gates):
-    """As lstm_step_back; d_gates are q's, and those of the sums inside r, z and n."""
-    q, r, z, n = gates.to(d_state.dtype).chunk(4, dim=1)
+def gru_step_back(rows, columns, h_before, d_out, d_h, d_state, d_rows, d_columns):
+    """As lstm_step_back; d_rows are q's gradients, and those of the sums inside r, z and n."""
+    q, r, z, n = rows.to(d_state.dtype).chunk(4, dim=1)
     d = d_out + d_h + d_state
     d_n = d * (1 - z) * (1 - n * n)
     d_r, d_z = d_n * q * r * (1 - r), d * (h_before - n) * z * (1 - z)
-    write(d_gates, d_n * r, d_r, d_z, d_n)
+    write(d_columns, d_n * r, d_r, d_z, d_n)
     d_state.copy_(d * z)
 
 
+# -- The same on a CPU, where no trial waits for a compiler: few operators, in place -------------------------
+sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+
+
+def read_into(rows, clock, table, tokens):
+    if tokens is None:
+        rows.copy_(clock)
+    else:
+        torch.add(table.index_select(0, tokens), clock, out=rows)
+
+
+def lstm_step_in_place(product, clock, table, tokens, c_before, rows, columns, c, h):
+    """The gate g = tanh(x) is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
+    i, f, s, o = columns
+    read_into(rows, clock, table, tokens)
+    rows.add_(product)
+    s.mul_(-2)
+    rows.sigmoid_()
+    torch.mul(f, c_before, out=c).add_(i).addcmul_(i, s, value=-2)
+    torch.addcmul(o, o, (-2 * c).sigmoid_(), value=-2, out=h)
+
+
+def lstm_step_back_in_place(rows, columns, c, c_before, d_out, d_h, d_cell, d_rows, d_columns):
+    (i, f, s, o), (d_i, d_f, d_s, d_o) = columns, d_columns
+    u, d = (-2 * c).sigmoid_(), d_h.add_(d_out)
+    d_cell.add_(sigmoid_back(d * o, u), alpha=4)
+    torch.addcmul(d_cell, d_cell, s, value=-2, out=d_i)
+    torch.mul(d_cell, c_before, out=d_f)
+    torch.mul(d_cell, i, out=d_s).mul_(4)
+    torch.addcmul(d, d, u, value=-2, out=d_o)
+    sigmoid_back.grad_input(d_rows, rows, grad_input=d_rows)
+    d_cell.mul_(f)
+
+
+def gru_step_in_place(product, bias, clock, table, tokens, state, rows, columns, h):
+    (q, r, z, n), H = columns, len(bias)
+    read_into(rows[:, H:], clock, table, tokens)
+    rows[:, H : 3 * H].add_(product[:, : 2 * H]).sigmoid_()
+    torch.add(product[:, 2 * H :], bias, out=q)
+    n.addcmul_(r, q).mul_(-2).sigmoid_().mul_(-2).add_(1)  # tanh
+    state.copy_(torch.lerp(n, state, z, out=h))
+
+
+def gru_step_back_in_place(rows, columns, h_before, d_out, d_h, d_state, d_rows, d_columns):
+    (q, r, z, n), (d_q, d_r, d_z, d_n), H = columns, d_columns, h_before.shape[1]
+    d = d_h.add_(d_state).add_(d_out)
+    torch.mul(d, z, out=d_state)
+    tanh_back.grad_input(d - d_state, n, grad_input=d_n)
+    torch.mul(d_n, r, out=d_q)
+    torch.mul(d_n, q, out=d_r)
+    torch.mul(d, h_before - n, out=d_z)
+    both, d_both = rows[:, H : 3 * H], d_rows[:, H : 3 * H]
+    sigmoid_back.grad_input(d_both, both, grad_input=d_both)
+
+
+def by_operators(gates, weight, compiled):
+    """Whether a layer is swept by a few operators."""
+    return gates.device.type == "cpu" and gates.dtype == weight.dtype and not compiled
+
+
+def of_device(step, in_place, *how):
+    return in_place if by_operators(*how) else pointwise(step, how[-1])
+
+
 # -- The sweeps ----------------------------------------------------------------------------------------------
-def walk(sizes, tokens=()):
-    """For every step (t, rows, their slice, the slice of the same rows a step earlier, tokens or None)."""
-    steps, start, last = [], 0, 0
-    for t, n in enumerate(sizes):
-        at = slice(start, start + n)
-        steps.append((t, n, at, slice(last, last + n), tokens[at] if start < len(tokens) else None))
-        start, last = start + n, start
-    return steps
+def tokens_of(sizes, tokens):
+    """Those of every step, or None."""
+    starts = itertools.accumulate([0, *sizes[:-1]])
+    return [tokens[at : at + n] if at < len(tokens) else None for at, n in zip(starts, sizes)]
+
+
+def gate_by_gate(gates, sizes):
+    """The four columns of every step."""
+    return list(zip(*(gate.split(sizes) for gate in gates.chunk(4, 1))))
+
+
+def transposed(weight):
+    return weight.T if weight.is_cuda else weight.T.contiguous()  # a CPU multiplies by it faster
 
 
 def one_step_earlier(x, sizes):
     """x at the step before, for every row from step 1 on."""
-    if sizes[0] == sizes[-1]:
-        return x[: len(x) - sizes[0]]
-    return torch.cat([x[earlier] for *_, earlier, _ in walk(sizes)[1:]])
+    return torch.cat([rows[:n] for rows, n in zip(x.split(sizes), sizes[1:])])
 
 
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
@@ -107,21 +177,24 @@ def input_gradients(d_x, tokens, sizes, table_rows, dtype):
     return d_table, torch.stack([d.sum(0) for d in d_x.split(sizes)])
 
 
-class LSTMPointwise(torch.autograd.Function):
+class LSTMSweep(torch.autograd.Function):
     """table (R, 4H), clock (T, 4H), tokens (n,), sizes (T,), compiled, weight (4H, H) -> h (N, H)."""
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight):
         table, clock, weight = table.detach(), clock.detach(), weight.detach()  # else it compiles twice
-        step = pointwise(lstm_step, compiled)
+        step = of_device(lstm_step, lstm_step_in_place, table, weight, compiled)
         H, low = weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
-        c, cell = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
-        product = table.new_zeros(sizes[0], 4 * H)
-        for t, n, at, earlier, now in walk(sizes, tokens):
+        c, c_before = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
+        product, recurrent, h_before = table.new_zeros(sizes[0], 4 * H), transposed(low), None
+        each = tokens_of(sizes, tokens), gates.split(sizes), gate_by_gate(gates, sizes)
+        for t, (now, rows, columns, c_now, h_now) in enumerate(zip(*each, c.split(sizes), h.split(sizes))):
+            p = product[: len(rows)]
             if t:
-                torch.mm(h[earlier], low.T, out=product[:n])
-            step(product[:n], clock[t], table, now, cell[:n], gates[at].chunk(4, 1), c[at], h[at])
+                torch.mm(h_before[: len(rows)], recurrent, out=p)
+            step(p, clock[t], table, now, c_before[: len(rows)], rows, columns, c_now, h_now)
+            c_before, h_before = c_now, h_now
         ctx.save_for_backward(gates, c, h, tokens, low)
         ctx.plain = sizes, compiled, len(table)
         return h
@@ -130,32 +203,39 @@ class LSTMPointwise(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         (gates, c, h, tokens, low), (sizes, compiled, table_rows) = ctx.saved_tensors, ctx.plain
-        step, d_gates = pointwise(lstm_step_back, compiled), torch.empty_like(gates)
+        step = of_device(lstm_step_back, lstm_step_back_in_place, gates, c, compiled)
+        d_gates, d_h = torch.empty_like(gates), torch.zeros_like(h[: sizes[0]])
         start, d_cell = (torch.zeros_like(c[: sizes[0]]) for _ in range(2))
-        d_h = torch.zeros_like(h[: sizes[0]])
-        for t, n, at, earlier, _ in reversed(walk(sizes)):
-            c_before = c[earlier] if t else start
-            step(gates[at], c[at], c_before, d_out[at], d_h[:n], d_cell[:n], d_gates[at].chunk(4, 1))
-            if t:
-                torch.mm(d_gates[at], low, out=d_h[:n])
+        before = [start, *c.split(sizes)[:-1]]
+        each = gates.split(sizes), gate_by_gate(gates, sizes), c.split(sizes), before, d_out.split(sizes)
+        d_each = d_gates.split(sizes), gate_by_gate(d_gates, sizes)
+        for rows, columns, c_now, c_before, d, d_rows, d_columns in reversed(list(zip(*each, *d_each))):
+            n = len(rows)
+            step(rows, columns, c_now, c_before[:n], d, d_h[:n], d_cell[:n], d_rows, d_columns)
+            if c_before is not start:
+                torch.mm(d_rows, low, out=d_h[:n])
         d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)).to(c.dtype)
         return *input_gradients(d_gates, tokens, sizes, table_rows, c.dtype), None, None, None, d_weight
 
 
-class GRUPointwise(torch.autograd.Function):
-    """As LSTMPointwise, with three gates; `bias` (H,) is the candidate state's, inside its reset gate."""
+class GRUSweep(torch.autograd.Function):
+    """As LSTMSweep, with three gates; `bias` (H,) is the candidate state's, inside its reset gate."""
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
         table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
-        step = pointwise(gru_step, compiled)
+        step = of_device(gru_step, gru_step_in_place, table, weight, compiled)
         H, low = weight.shape[1], weight.to(table.dtype)
         gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
-        state, product = weight.new_zeros(sizes[0], H), table.new_zeros(sizes[0], 3 * H)
-        for t, n, at, earlier, now in walk(sizes, tokens):
+        product, recurrent, h_before = table.new_zeros(sizes[0], 3 * H), transposed(low), None
+        state = weight.new_zeros(sizes[0], H)
+        each = tokens_of(sizes, tokens), gates.split(sizes), gate_by_gate(gates, sizes), h.split(sizes)
+        for t, (now, rows, columns, h_now) in enumerate(zip(*each)):
+            p = product[: len(rows)]
             if t:
-                torch.mm(h[earlier], low.T, out=product[:n])
-            step(product[:n], bias, clock[t], table, now, state[:n], gates[at].chunk(4, 1), h[at])
+                torch.mm(h_before[: len(rows)], recurrent, out=p)
+            step(p, bias, clock[t], table, now, state[: len(rows)], rows, columns, h_now)
+            h_before = h_now
         ctx.save_for_backward(gates, h, tokens, low)
         ctx.plain = sizes, compiled, len(table), bias.dtype
         return h
@@ -165,150 +245,31 @@ class GRUPointwise(torch.autograd.Function):
     def backward(ctx, d_out):
         (gates, h, tokens, low), (sizes, compiled, table_rows, dtype) = ctx.saved_tensors, ctx.plain
         h = h.detach()  # as `start`: else it compiles twice
-        step, H, d_gates = pointwise(gru_step_back, compiled), h.shape[1], torch.empty_like(gates)
+        H, d_gates = h.shape[1], torch.empty_like(gates)
         start, d_h = (torch.zeros_like(h[: sizes[0]]) for _ in range(2))
         d_state, low = torch.zeros_like(start, dtype=dtype), low.roll(H, 0)  # candidate first, as in d_gates
-        for t, n, at, earlier, _ in reversed(walk(sizes)):
-            h_before = h[earlier] if t else start
-            step(gates[at], h_before, d_out[at], d_h[:n], d_state[:n], d_gates[at].chunk(4, 1))
-            if t:
-                torch.mm(d_gates[at, : 3 * H], low, out=d_h[:n])
+        step = of_device(gru_step_back, gru_step_back_in_place, gates, d_state, compiled)
+        each = (
+            gates.split(sizes),
+            gate_by_gate(gates, sizes),
+            [start, *h.split(sizes)[:-1]],
+            d_out.split(sizes),
+        )
+        d_each = d_gates.split(sizes), gate_by_gate(d_gates, sizes), d_gates[:, : 3 * H].split(sizes)
+        for rows, columns, h_before, d, d_rows, d_columns, d_product in reversed(list(zip(*each, *d_each))):
+            n = len(rows)
+            step(rows, columns, h_before[:n], d, d_h[:n], d_state[:n], d_rows, d_columns)
+            if h_before is not start:
+                torch.mm(d_product, low, out=d_h[:n])
         d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
         d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, dtype)
         return *d_inputs, None, None, None, d_weight.roll(-H, 0).to(dtype), d_gates[:, :H].sum(0).to(dtype)
 
 
-# -- The sweeps on a CPU: few operators, in place ------------------------------------------------------------
-# They take 0.8 to 1.0 times as long as compiled steps, and no trial waits for a compiler. Gates that are
-# sigmoids and lie side by side are one operator; tanh(x) = 1 - 2 sigmoid(-2x) is part of the sums.
-sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
-
-
-def steps_of(sizes, *tensors):
-    """For every step its rows of each."""
-    return list(zip(*(x.split(sizes) for x in tensors), strict=True))
-
-
-def read_into(rows, clock, table, tokens):
-    if tokens is None:
-        rows.copy_(clock)
-    else:
-        torch.index_select(table, 0, tokens, out=rows).add_(clock)
-
-
-class LSTMByOperators(torch.autograd.Function):
-    """As LSTMPointwise. The gate g = tanh(x) is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
-
-    @staticmethod
-    def forward(ctx, table, clock, tokens, sizes, compiled, weight):
-        H = weight.shape[1]
-        scale = weight.new_tensor([1, 1, -2, 1]).repeat_interleave(H)  # (4H,)
-        table, clock, recurrent = table * scale, clock * scale, (weight * scale[:, None]).T.contiguous()
-        gates, c, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H, H))
-        product = table.new_empty(sizes[0], 4 * H)
-        c_before = h_before = table.new_zeros(sizes[0], H)
-        each = zip(walk(sizes, tokens), clock, steps_of(sizes, gates, *gates.chunk(4, dim=1), c, h))
-        for (t, n, *_, now), clock_now, (rows, i, f, s, o, c_now, h_now) in each:
-            read_into(rows, clock_now, table, now)
-            if t:
-                rows.add_(torch.mm(h_before[:n], recurrent, out=product[:n]))
-            rows.sigmoid_()
-            torch.mul(f, c_before[:n], out=c_now).add_(i).addcmul_(i, s, value=-2)
-            torch.addcmul(o, o, (-2 * c_now).sigmoid_(), value=-2, out=h_now)
-            c_before, h_before = c_now, h_now
-        ctx.save_for_backward(gates, c, h, tokens, weight)
-        ctx.plain = sizes, len(table)
-        return h
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_out):
-        (gates, c, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
-        d_gates = torch.empty_like(gates)
-        scale = weight.new_tensor([1, 1, 4, 1]).repeat_interleave(weight.shape[1])  # (4H,)
-        start, d_h, d_c = (torch.zeros_like(c[: sizes[0]]) for _ in range(3))
-        recurrent, parts = weight * scale[:, None], (*gates.chunk(4, dim=1), *d_gates.chunk(4, dim=1))
-        each = steps_of(sizes, gates, d_gates, *parts, c, d_out)
-        before = [start, *c.split(sizes)[:-1]]
-        for step, c_before in reversed(list(zip(each, before))):
-            rows, d_rows, i, f, s, o, d_i, d_f, d_s, d_o, c_now, d = step
-            n, u = len(i), (-2 * c_now).sigmoid_()
-            d, d_cell = d_h[:n].add_(d), d_c[:n]
-            d_cell.add_(sigmoid_back(d * o, u), alpha=4)
-            torch.addcmul(d_cell, d_cell, s, value=-2, out=d_i)
-            torch.mul(d_cell, c_before[:n], out=d_f)
-            torch.mul(d_cell, i, out=d_s)
-            torch.addcmul(d, d, u, value=-2, out=d_o)
-            sigmoid_back.grad_input(d_rows, rows, grad_input=d_rows)
-            d_cell.mul_(f)
-            if c_before is not start:
-                torch.mm(d_rows, recurrent, out=d)
-        d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)) * scale[:, None]
-        d_table, d_clock = input_gradients(d_gates, tokens, sizes, table_rows, gates.dtype)
-        return d_table * scale, d_clock * scale, None, None, None, d_weight
-
-
-class GRUByOperators(torch.autograd.Function):
-    """As GRUPointwise."""
-
-    @staticmethod
-    def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
-        H, recurrent = weight.shape[1], weight.T.contiguous()
-        gates, q, h = (table.new_empty(sum(sizes), size) for size in (3 * H, H, H))
-        product, h_before = table.new_zeros(sizes[0], 3 * H), table.new_zeros(sizes[0], H)
-        parts = gates, gates[:, : 2 * H], *gates.chunk(3, dim=1), q, h
-        each = zip(walk(sizes, tokens), clock, steps_of(sizes, *parts))
-        for (t, n, *_, now), clock_now, (rows, both, r, z, new, q_now, h_now) in each:
-            read_into(rows, clock_now, table, now)
-            p = product[:n]
-            if t:
-                torch.mm(h_before[:n], recurrent, out=p)
-            both.add_(p[:, : 2 * H]).sigmoid_()
-            torch.add(p[:, 2 * H :], bias, out=q_now)
-            new.addcmul_(r, q_now).mul_(-2).sigmoid_().mul_(-2).add_(1)
-            h_before = torch.lerp(new, h_before[:n], z, out=h_now)
-        ctx.save_for_backward(gates, q, h, tokens, weight)
-        ctx.plain = sizes, len(table)
-        return h
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_out):
-        (gates, q, h, tokens, weight), (sizes, table_rows) = ctx.saved_tensors, ctx.plain
-        H, recurrent = weight.shape[1], weight.roll(weight.shape[1], 0)  # q's, then r's and z's
-        start, d_h, d_gates = *(torch.zeros_like(h[: sizes[0]]) for _ in range(2)), h.new_empty(len(h), 4 * H)
-        parts = gates[:, : 2 * H], *gates.chunk(3, dim=1), d_gates[:, H : 3 * H], *d_gates.chunk(4, dim=1)
-        each = steps_of(sizes, *parts, d_gates[:, : 3 * H], q, d_out)
-        before = [start, *h.split(sizes)[:-1]]
-        for step, h_before in reversed(list(zip(each, before))):
-            both, r, z, new, d_both, d_q, d_r, d_z, d_new, d_rows, q_now, d = step
-            n = len(r)
-            d = d_h[:n].add_(d)
-            kept = d * z
-            tanh_back.grad_input(d - kept, new, grad_input=d_new)
-            torch.mul(d_new, r, out=d_q)
-            torch.mul(d_new, q_now, out=d_r)
-            torch.mul(d, h_before[:n] - new, out=d_z)
-            sigmoid_back.grad_input(d_both, both, grad_input=d_both)
-            if h_before is not start:
-                torch.mm(d_rows, recurrent, out=d).add_(kept)
-        d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
-        d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, gates.dtype)
-        return *d_inputs, None, None, None, d_weight.roll(-H, 0), d_gates[:, :H].sum(0)
-
-
-def by_operators(table, weight, compiled):
-    """Whether a layer is swept by a few operators."""
-    return table.device.type == "cpu" and table.dtype == weight.dtype and not compiled
-
-
 def gru_sweep(layer, table, clock, tokens, sizes, compiled):
     weights = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
-    sweep = GRUByOperators if by_operators(table, weights[0], compiled) else GRUPointwise
-    return sweep.apply(table, clock, tokens, sizes, compiled, *weights)
+    return GRUSweep.apply(table, clock, tokens, sizes, compiled, *weights)
 
 
 def lstm_sweep(layer, table, clock, tokens, sizes, compiled):
-    weight = layer.weight_hh_l0
-    sweep = LSTMByOperators if by_operators(table, weight, compiled) else LSTMPointwise
-    return sweep.apply(table, clock, tokens, sizes, compiled, weight)
+    return LSTMSweep.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0)
