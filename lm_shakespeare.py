@@ -25,7 +25,7 @@ from torch import nn
 
 import common
 from common import Episode, Refused
-from suite import fast, run, trial
+from suite import fast, run
 from suite.task import SMOKE, Flag, Task, cross
 from suite.verdicts import all_of, difference, higher
 
@@ -65,14 +65,8 @@ class Shakespeare(Task):
             raise Refused(f"--heads {a.heads} does not divide --width {a.width}")
         if a.pe in ("sin", "rotary") and a.width // (a.heads if a.pe == "rotary" else 1) % 2:
             raise Refused(f"--pe {a.pe} needs an even --width (rotary: --width / --heads)")
-        if a.all is not None:
-            self.read()  # now, or every trial would refuse by itself
 
-    def run(self, argv, stop):
-        self.read()
-        return trial.train(self, argv, stop)
-
-    def read(self):
+    def begin(self):
         """Find the text; its fingerprint belongs to a trial's flags."""
         path = Path(self.args.data)
         if not path.is_file():

@@ -59,29 +59,18 @@ class WikiText(Task):
     without = ("held_out", "encode", "blocks")
     in_graph = False  # batches come from the text, in several sizes
 
-    def check(self):
-        super().check()
-        if self.args.all is not None:
-            if self.args.prepare:
-                raise Refused("--prepare trains nothing: leave out --all")
-            self.begin()  # now, or every trial would refuse by itself
-
-    def run(self, argv, stop):
-        self.begin()
-        if self.args.prepare:
-            print(f"tokens in {self.tokens}")
-            return 0
-        return trial.train(self, argv, stop)
-
     def begin(self):
-        """Find the text and its tokens; their fingerprints belong to a trial's flags."""
+        """Find the text and its tokens, or make them; their fingerprints belong to a trial's flags."""
         data = Path(self.args.data)
         text = text_sha256(data)
         self.tokens = data / f"tokens-K{self.vocab}-{text[:16]}"
-        if not (self.tokens / "pieces.model").exists():
-            if not self.args.prepare:
-                raise Refused("no tokens yet: the same flags with --prepare, without --all, make them")
-            make_tokens(data, self.vocab, self.tokens)
+        made = (self.tokens / "pieces.model").exists()
+        if self.args.prepare:
+            if not made:
+                make_tokens(data, self.vocab, self.tokens)
+            raise trial.End(0, f"tokens in {self.tokens}")
+        if not made:
+            raise Refused("no tokens yet: the same flags with --prepare make them")
         pieces = (self.tokens / "pieces.model").read_bytes()
         self.config |= {"text_sha256": text, "pieces_sha256": hashlib.sha256(pieces).hexdigest()}
 

@@ -1125,7 +1125,7 @@ def test_transformer_is_the_plain_one():
 def test_perplexity_of_a_text():
     with library():
         task = task_of(f"{SMOKE} --batch 300 --context 5", Shakespeare)
-        task.read()
+        task.begin()
     task.build(CPU)
     model, first, tokens = task.model(), task.training_episode(1), [task.types.index(x) for x in TEXT]
     train, valid = (part.unfold(0, 6, 1) for part in torch.tensor(tokens).split([10_800, 1200]))  # 90%, 10%

@@ -311,10 +311,14 @@ def obey(task, argv):
         return 0
     if args.all is None:
         found, stop = complete(task, args), trial.Stop()
+        found.begin()
         return found.run(argv, stop) if found.run else trial.train(found, argv, stop)
+    trials = listed(task, args, given, args.all)
+    for one in trials:  # now, or every one would refuse by itself
+        one.task.begin()
     cuda = machine.choose_device(args.device).type == "cuda"
     jobs = args.jobs or (1 if cuda else machine.cores())
-    code = run_all(script, listed(task, args, given, args.all), jobs, trial.Stop())
+    code = run_all(script, trials, jobs, trial.Stop())
     if code != trial.STOPPED:
         words = as_words({k: v for k, v in given.items() if k not in NOT_CARRIED | {"overwrite"}})
         report = Path(__file__).parents[1] / "report.py"
@@ -336,5 +340,5 @@ def exit_code(name, work):
         if not machine.is_out_of_memory(error):
             raise
         code, why = trial.FAILED, "out of memory: lower --batch, --hidden, --embed, --length or --vocab"
-    print(f"{name}: {' '.join(str(why).split())}", file=sys.stderr)
+    print(f"{name}: {' '.join(str(why).split())}", file=sys.stderr if code else sys.stdout)
     return code

@@ -109,6 +109,9 @@ class Task:
             raise common.Refused(f"--blocks is for --model mamba, not {self.args.model}")
         common.ENCODINGS[self.args.pe](self.positions(), self.args.embed, **self.for_encoding())
 
+    def begin(self):
+        """Before a trial, and before --all: find what it needs beside flags, such as a text."""
+
     # -- the model
 
     def positions(self):
