@@ -81,11 +81,11 @@ def measure(name, device, repeats, words):
     steps = {"plain": plain_step(task, engine, device), "suite": suite_step(task, engine, device)}
     for step in steps.values():
         milliseconds(step, 4, device)
-    times = {variant: {"ms": []} for variant in steps}
+    found = {"batch": task.batch, "plain": [], "suite": []}
     for _ in range(repeats):
-        for variant, step in steps.items():
-            times[variant]["ms"].append(milliseconds(step, 20 if device.type == "cuda" else 1, device))
-    return {"batch": task.batch, "variants": times}
+        for which, step in steps.items():
+            found[which].append(milliseconds(step, 20 if device.type == "cuda" else 1, device))
+    return found
 
 
 def table(content):
@@ -94,7 +94,7 @@ def table(content):
     yield f"{where}, medians of {content['repeats']}"
     yield f"{'':16}  {'batch':>5}  {'plain ms':>8}  {'suite ms':>8}  plain/suite"
     for name, one in content["configurations"].items():
-        plain, suite = (statistics.median(one["variants"][v]["ms"]) for v in ("plain", "suite"))
+        plain, suite = statistics.median(one["plain"]), statistics.median(one["suite"])
         yield f"{name:16}  {one['batch']:5}  {plain:8.4g}  {suite:8.4g}  {plain / suite:.2f}"
 
 

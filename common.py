@@ -115,16 +115,11 @@ class Encoding(nn.Module):
         """The length of the vectors in the table; None where there are none."""
         return 1.0
 
-    def unscaled(self, time):
-        if time > len(self.table):
-            raise Refused(f"this encoding has {len(self.table)} positions, the input {time} steps")
-        return self.table[:time]
-
     def vectors(self, time):
         """(time, E) of the steps 0..time-1; None where there is nothing but the tokens."""
         if self.table is None:
             return None
-        vectors = self.scale * self.unscaled(time)
+        vectors = self.scale * self.table[:time].expand(time, -1)
         if self.unencoded is not None:
             vectors[self.unencoded] = 0
         return vectors
@@ -145,18 +140,12 @@ class Sinusoid(Encoding):
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
         n = size // 2  # of these frequencies, the first that is kept and one past the last
-        self.kept = [sum(i / n < x for i in range(n)) for x in self.bands]
-        if self.kept[0] == self.kept[1]:
+        first, stop = (sum(i / n < x for i in range(n)) for x in self.bands)
+        if first == stop:
             raise Refused(f"--bands {self.bands[0]:g}:{self.bands[1]:g} keeps none of the {n} frequencies")
-        self.register_buffer("table", self.waves(positions), persistent=False)  # in double precision
-
-    def waves(self, positions):
-        table, (first, stop) = sinusoid(positions, self.size), self.kept
+        table = sinusoid(positions, size)  # in double precision
         table[:, : 2 * first] = table[:, 2 * stop :] = 0
-        return table * math.sqrt(self.size / 2 / (stop - first))
-
-    def unscaled(self, time):  # there is no last position
-        return self.table[:time] if time <= len(self.table) else self.waves(time).to(self.table)
+        self.register_buffer("table", table * math.sqrt(n / (stop - first)), persistent=False)
 
 
 class Random(Encoding):
@@ -171,9 +160,6 @@ class Constant(Encoding):
 
     def make(self, positions, size):
         self.register_buffer("table", F.normalize(torch.randn(1, size), dim=1))
-
-    def unscaled(self, time):  # there is no last position
-        return self.table.expand(time, -1)
 
 
 class Learned(Encoding):

@@ -1,6 +1,6 @@
 """Tables, pictures and verdicts of trials.
 
-    python report.py                                        # how many trials of every figure are done
+    python report.py                                        # every figure of every script
     python report.py reverse.py fig2                        # one figure; without its name all of the script
     python report.py reverse.py --scale desk --out results  # other flags choose trials, as with --all
     python report.py --write RESULTS.md --out results       # desk scale, between the page's two markers
@@ -152,21 +152,21 @@ def made_by(runs):
 
 def judged(task, name, scale, out, trials, runs):
     """The verdicts of these trials: of the figure's own seeds corrected, of others not, of a part none."""
-    grid, cells = listed(task, name, scale, out), lambda trials: {one.task.folder.parent for one in trials}
-    if cells(trials) != cells(grid) or (scale == "quick" and task in TASKS):  # quick is a first look
+    these, grid = ({one.task.folder for one in x} for x in (trials, listed(task, name, scale, out)))
+    if {one.parent for one in these} != {one.parent for one in grid}:
         return []
-    if task in TASKS and [one.task.folder for one in trials] == [one.task.folder for one in grid]:
-        return verdicts_at(scale, out)[task.name, name]
-    return [one._replace(primary=False) for one in task.figures[name].verdicts(runs)]
+    if task not in TASKS or these != grid:
+        return [one._replace(primary=False) for one in task.figures[name].verdicts(runs)]
+    return verdicts_at(scale, out)[task.name, name] if scale != "quick" else []  # quick is a first look
 
 
 def notes(figure, runs):
     return [line for note in figure.notes for line in note(runs)]
 
 
-def draw(task, name, scale, out, runs, kind=".svg", part=""):
+def draw(task, name, scale, out, runs, part=""):
     """-> the path of the figure's picture"""
-    path = Path(out, "figures", f"{task.name}-{name}-{scale}{part}{kind}")
+    path = Path(out, "figures", f"{task.name}-{name}-{scale}{part}.svg")
     if pictures.CAN_DRAW:
         pictures.draw(task.figures[name], runs, f"{task.figures[name].title}, {scale} scale", path)
     return path
@@ -182,19 +182,8 @@ def show(task, name, scale, out, words):
         print(*table(figure, runs), "", sep="\n")
         for line in (*notes(figure, runs), *map(sentence, judged(task, name, scale, out, trials, runs))):
             print(textwrap.fill(f"- {line}", 79, subsequent_indent="  "))
-    if runs and figure.picture and pictures.CAN_DRAW:
-        for kind in (".svg", ".png"):
-            print(f"written: {draw(task, name, scale, out, runs, kind, '-part' if words else '')}")
-
-
-def overview(scales, out):
-    """How many trials of every figure are done."""
-    rows = [["script", "figure", "scale", "done", "of"]]
-    for scale in scales:
-        for task, name, figure in figures_at(scale):
-            runs = load(figure, listed(task, name, scale, out))
-            rows.append([f"{task.name}.py", name, scale, str(len(runs)), str(len(runs.rows))])
-    print(*aligned(rows), sep="\n")
+        if figure.picture and pictures.CAN_DRAW:
+            print(f"written: {draw(task, name, scale, out, runs, '-part' if words else '')}")
 
 
 # -- RESULTS.md: between two markers all is made, above and below them is what a person wrote ----------------
@@ -239,7 +228,7 @@ def task_in(script):
 def main():
     parser = run.Parser("report.py", usage="report.py [SCRIPT [FIGURE]] [flags]", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--scale", choices=SCALES, help="of which figures (paper)")
+    parser.add_argument("--scale", choices=SCALES, default="paper", help="of which figures (paper)")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
     parser.add_argument("--write", metavar="FILE", help="make this page")
     # Names end at the first flag: argparse would take a value of the script's flags for one
@@ -249,19 +238,16 @@ def main():
 
 
 def obey(args, names, words):
-    if words and not names:
-        raise Refused(f"{words[0]}: the script comes first")
     if args.write:
         write_page(args.write, args.out)
-    elif not names:
-        overview([args.scale] if args.scale else ["paper", "desk", "quick"], args.out)
-    else:
-        task, scale = task_in(names[0]), args.scale or "paper"
-        if wrong := [name for name in names[1:] if name not in task.figures]:
-            raise Refused(f"{task.name} has no figure {wrong[0]}: choose from {', '.join(task.figures)}")
+        return 0
+    tasks = [task_in(names[0])] if names else TASKS
+    if wrong := [name for name in names[1:] if name not in tasks[0].figures]:
+        raise Refused(f"{names[0]} has no figure {wrong[0]}: choose from {', '.join(tasks[0].figures)}")
+    for task in tasks:
         for name in names[1:] or task.figures:
-            with contextlib.suppress(Refused) if len(names) == 1 else contextlib.nullcontext():
-                show(task, name, scale, args.out, words)  # it refuses flags that none of its trials has
+            with contextlib.nullcontext() if names[1:] else contextlib.suppress(Refused):
+                show(task, name, args.scale, args.out, words)  # it refuses where no trial has these flags
     return 0
 
 

@@ -178,11 +178,13 @@ class Task:
     def test_episode(self):
         return self.episode(self.held_out.rows)
 
-    def answers(self, model, episode, engine):
-        """Predictions and cross-entropies, (N, M) each."""
-        return common.answers(functools.partial(engine.logits, model), episode, self.batch)
-
     def evaluate(self, model, engine):
         """{name: number} of the held-out test."""
         episode = self.test_episode()
-        return common.sequence_metrics(episode, *self.answers(model, episode, engine))
+        predictions, losses = common.answers(functools.partial(engine.logits, model), episode, self.batch)
+        metrics = common.sequence_metrics(episode, predictions, losses)
+        return self.told(metrics, (predictions == episode.targets).cpu().numpy())
+
+    def told(self, metrics, right):
+        """What is kept of the metrics, and others made of `right`, (N, M), where the answer is."""
+        return metrics
