@@ -50,7 +50,7 @@ def listed(task, name, scale, out, words=()):
 def load(figure, trials):
     """The Runs of a figure. A result that cannot be used is named, and left out."""
     found = []
-    for row, _, one in trials:
+    for one in trials:
         path = one.folder / one.file
         try:
             content = trial.read_json(path)
@@ -58,7 +58,7 @@ def load(figure, trials):
                 continue
             if what := trial.differences(content | content["config"], one.config):
                 raise ValueError(what)
-            done = Run(row, content.get("metrics", content), content, one.folder)
+            done = Run(one.row, content.get("metrics", content), content, one.folder)
             for metric in figure.metrics.values():
                 number(done, metric)
             found.append(done)
@@ -152,7 +152,7 @@ def made_by(runs):
 
 def judged(task, name, scale, out, trials, runs):
     """The verdicts of these trials: of the figure's own seeds corrected, of others not, of a part none."""
-    these, grid = ({one.task.folder for one in x} for x in (trials, listed(task, name, scale, out)))
+    these, grid = ({one.folder for one in x} for x in (trials, listed(task, name, scale, out)))
     if {one.parent for one in these} != {one.parent for one in grid}:
         return []
     if task not in TASKS or these != grid:

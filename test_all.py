@@ -754,7 +754,7 @@ def test_folder_names_hold_what_changes_results():
 def test_defaults_and_grids_are_the_papers():
     wanted = dict(length=64, iterations=300_000, batch=512, hidden=512, embed=512, lr=1e-3, warmup=1000)
     wanted |= dict(beta1=0.9, beta2=0.999, eps=1e-8, clip=1, held_out=1024, combine="concat", encode="both")
-    assert all(wanted.items() <= vars(one.task.args).items() for one in listed(Reverse, "fig2", "paper"))
+    assert all(wanted.items() <= vars(one.args).items() for one in listed(Reverse, "fig2", "paper"))
     counts = {Reverse: dict(fig2=180, fig3=30, fig11=10, fig12=15, fig13=20, fig14=20), Sort: dict(fig8=110)}
     counts |= {DelayedAddition: dict(fig7=40), Predecessor: dict(fig10=50), Stability: dict(fig5=30)}
     for task, figures in counts.items():
@@ -911,7 +911,7 @@ def test_every_committed_result_belongs_to_a_figure():
     committed = {path.relative_to(HERE).parent for path in HERE.glob("results/*/*/seed*/result.json")}
     for task in report.TASKS:
         for figure in (name for name, one in task.figures.items() if "desk" in one.grids):
-            committed -= {one.task.folder for one in listed(task, figure, "desk", "--out", "results")}
+            committed -= {one.folder for one in listed(task, figure, "desk", "--out", "results")}
     assert not committed, sorted(map(str, committed))
 
 

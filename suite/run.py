@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import common
 from common import Refused
@@ -185,14 +184,8 @@ def as_words(flags):
 
 
 # -- The trials of a figure ----------------------------------------------------------------------------------
-class Listed(NamedTuple):
-    row: dict  # the figure's flags
-    words: list  # of its command line
-    task: object
-
-
 def listed(task, args, given, figure):
-    """[Listed] of a figure's trials, or of all figures'.
+    """The tasks of a figure's trials, or of all figures'; each knows its row of the figure and its command.
 
     A typed flag selects the rows that have that value. Typed seeds replace the rows' own. Other typed flags
     are added to every trial.
@@ -206,10 +199,9 @@ def listed(task, args, given, figure):
             carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
             for seed in seeds if isinstance(seeds, range) else [seeds]:
                 typed = {k: v for k, v in (row | {"seed": seed}).items() if v is not None}
-                found = complete(task, argparse.Namespace(**(vars(args) | typed)))
-                trials.setdefault(
-                    found.folder, Listed(row | {"seed": seed}, as_words(typed | carried), found)
-                )
+                one = complete(task, argparse.Namespace(**(vars(args) | typed)))
+                one.row, one.words = row | {"seed": seed}, as_words(typed | carried)
+                trials.setdefault(one.folder, one)
     if not trials:
         raise Refused(f"no trial of {figure or task.name} at --scale {args.scale} has the flags given")
     return list(trials.values())
@@ -218,13 +210,13 @@ def listed(task, args, given, figure):
 class Job:
     """A trial's process, which writes to log.txt in the trial's folder."""
 
-    def __init__(self, script, one, jobs):
-        self.task, self.began, self.log = one.task, time.monotonic(), one.task.folder / "log.txt"
-        self.name = shlex.join(one.words)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        threads = 1 if one.task.args.hidden < 256 else max(1, machine.cores() // jobs)
+    def __init__(self, script, task, jobs):
+        self.task, self.began, self.log = task, time.monotonic(), task.folder / "log.txt"
+        self.name = shlex.join(task.words)
+        task.folder.mkdir(parents=True, exist_ok=True)
+        threads = 1 if task.args.hidden < 256 else max(1, machine.cores() // jobs)
         environment = {"OMP_NUM_THREADS": str(threads)} | os.environ | {PARENT: str(os.getpid())}
-        command = [sys.executable, script, *one.words]
+        command = [sys.executable, script, *task.words]
         with open(self.log, "a") as log:  # a session of its own: only the parent hears the terminal's signals
             how = dict(stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
             self.process = subprocess.Popen(command, **how)
@@ -248,8 +240,8 @@ def is_finished(task):
 
 def run_all(script, trials, jobs, stop):
     """Run the trials that are not finished as processes, `jobs` at a time -> the exit code."""
-    waiting = [one for one in trials if one.task.args.overwrite or not is_finished(one.task)]
-    running, codes, took, told = [], [], [], False
+    waiting = [one for one in trials if one.args.overwrite or not is_finished(one)]
+    running, codes, took = [], [], []
     stop.saves = True
     print(f"{len(trials) - len(waiting)} of {len(trials)} done before; {jobs} at a time", flush=True)
     try:
@@ -257,8 +249,7 @@ def run_all(script, trials, jobs, stop):
             while waiting and len(running) < jobs and not stop.requested:
                 running.append(Job(script, waiting.pop(0), jobs))
                 print(f"begins: {running[-1].name}", flush=True)
-            if stop.requested and not told:
-                told = True
+            if stop.requested:  # to be told so more than once does no harm
                 terminate(running)
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
@@ -315,7 +306,7 @@ def obey(task, argv):
         return found.run(argv, stop) if found.run else trial.train(found, argv, stop)
     trials = listed(task, args, given, args.all)
     for one in trials:  # now, or every one would refuse by itself
-        one.task.begin()
+        one.begin()
     cuda = machine.choose_device(args.device).type == "cuda"
     jobs = args.jobs or (1 if cuda else machine.cores())
     code = run_all(script, trials, jobs, trial.Stop())
