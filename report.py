@@ -36,7 +36,6 @@ from suite import pictures, run, trial
 from suite.verdicts import Run, Runs, Verdict, bootstrap_interval, holm, number
 
 TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shakespeare]
-SCALES = ["paper", "desk", "quick", "smoke"]
 BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
 END = "<!-- made by python report.py --write up to here: edit below this line only -->"
 
@@ -87,10 +86,9 @@ def verdicts_at(scale, out):
     found = {}
     for task, name, figure in figures_at(scale):
         runs = load(figure, listed(task, name, scale, out))
-        found[task.name, name] = verdicts = list(figure.verdicts(runs))
-        for n, one in enumerate(verdicts):
-            if one.primary and len(runs) < len(runs.rows):
-                verdicts[n] = Verdict(one.text, primary=True)
+        waits = lambda one, runs=runs: one.primary and len(runs) < len(runs.rows)
+        verdicts = figure.verdicts(runs)
+        found[task.name, name] = [Verdict(x.text, primary=True) if waits(x) else x for x in verdicts]
     corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
 
@@ -135,7 +133,7 @@ def aligned(rows):
 
 def sentence(verdict):
     """A verdict in one line."""
-    p = "" if verdict.shown is None else f", p {'< .001' if verdict.p < 0.001 else f'= {verdict.p:.3f}'}"
+    p = f", p {'< .001' if verdict.p < 0.001 else f'= {verdict.p:.3f}'}" if verdict.numbers else ""
     primary = " (primary, p corrected)" if verdict.primary else ""
     return f"{verdict.word}{primary}: {verdict.text} {verdict.numbers}{p}".rstrip()
 
@@ -228,7 +226,7 @@ def task_in(script):
 def main():
     parser = run.Parser("report.py", usage="report.py [SCRIPT [FIGURE]] [flags]", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--scale", choices=SCALES, default="paper", help="of which figures (paper)")
+    parser.add_argument("--scale", choices=Reverse.scales, default="paper", help="of which figures (paper)")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
     parser.add_argument("--write", metavar="FILE", help="make this page")
     # Names end at the first flag: argparse would take a value of the script's flags for one

@@ -850,7 +850,7 @@ def test_verdicts():
     cases = [(high, low, "yes"), (low, high, "no"), (noisy, low, "undecided")]
     for a, b, word in [*cases, ([0.1] * 3, [0.1] * 3, "undecided")]:
         assert verdicts.higher("", a, b).word == word
-    assert verdicts.higher("", [1.0, 1.0], low).shown is None, "too few trials"
+    assert verdicts.higher("", [1.0, 1.0], low).word == "too few trials"
     less = [x - 0.05 + 0.001 * n for n, x in enumerate(noisy)]  # in pairs sure, else within the spread
     assert verdicts.higher("", noisy, less).word == "undecided"
     assert verdicts.higher_in_pairs("", noisy, less).word == "yes"

@@ -8,27 +8,13 @@ import numpy as np
 from suite.verdicts import bootstrap_interval, name_of, number
 
 # Colours that colour-blind readers can tell apart, always the same for an encoding (Okabe and Ito; Tol)
-STYLES = {
-    "none": dict(color="#000000", marker="o"),
-    "sin": dict(color="#0072B2", marker="s"),
-    "random": dict(color="#E69F00", marker="^"),
-    "learned": dict(color="#009E73", marker="D"),
-    "dup": dict(color="#CC79A7", marker="v"),
-    "rotary": dict(color="#D55E00", marker="P"),
-    "layernorm-learned": dict(color="#56B4E9", marker="X"),
-    "ramp": dict(color="#999933", marker="<"),
-    "counter": dict(color="#882255", marker="h"),
-    "shuffled": dict(color="#888888", marker="*"),
-    "constant": dict(color="#D55E00", marker="P"),
-}
-NAMES = {"none": "none", "constant": "constant: one fixed vector", "dup": "dup: the embedding twice"}
-NAMES |= {"sin": "sin: the clock"}
-LABELS = {
-    "vocab": "vocabulary size K",
-    "pe": "encoding",
-    "accuracy": "token accuracy",
-    "edits": "edit distance",
-}
+COLOURS = {"none": "#000000", "sin": "#0072B2", "random": "#E69F00", "learned": "#009E73", "dup": "#CC79A7"}
+COLOURS |= {"constant": "#D55E00", "ramp": "#999933", "counter": "#882255", "shuffled": "#888888"}
+COLOURS |= {"rotary": "#D55E00", "layernorm-learned": "#56B4E9"}
+STYLES = {name: dict(color=c, marker=m) for (name, c), m in zip(COLOURS.items(), "os^DvP<h*PX")}
+NAMES = {"constant": "constant: one fixed vector", "dup": "dup: the embedding twice", "sin": "sin: the clock"}
+LABELS = {"vocab": "vocabulary size K", "pe": "encoding", "accuracy": "token accuracy"}
+LABELS |= {"edits": "edit distance"}
 CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it would slow every trial's start
 # An SVG keeps its words as text, and is the same file whenever it is drawn
 LOOKS = {"font.size": 8, "axes.titlesize": 8, "lines.markersize": 4}

@@ -53,8 +53,6 @@ def train(task, argv, stop):
         task.build(device)
         trial = Trial(task, argv, device, engine)
         with locked(task.folder):
-            if is_finished(task) and not args.overwrite:  # by another process, since we looked
-                return show(task)
             trial.begin()
             stop.saves = True
             loop(trial, stop)
@@ -104,6 +102,7 @@ class Trial:
     def __init__(self, task, argv, device, engine):
         self.task, self.args, self.folder = task, task.args, task.folder
         self.device, self.engine = device, engine
+        self.generators = [torch, torch.cuda] if device.type == "cuda" else [torch]  # of dropout and the like
         self.initialise()
         size = sum(p.numel() for p in self.model.parameters())
         self.about = {"task": task.home or task.name, "config": task.config, "parameters": size}
@@ -144,7 +143,7 @@ class Trial:
             print("this size is for a GPU: --scale quick takes a minute")
         print(f"from iteration {self.iteration} on", flush=True)
         self.make_step()
-        for source, state in zip(self.generators(), self.random):  # rehearsals of the step draw too
+        for source, state in zip(self.generators, self.random):  # rehearsals of the step draw too
             source.set_rng_state(state.cpu())
 
     def make_step(self):
@@ -165,10 +164,6 @@ class Trial:
         moments = [x for each in self.optimizer.state.values() for x in each.values()]
         return [*self.model.parameters(), *self.model.buffers(), *moments, self.sums]
 
-    def generators(self):
-        """Of what a model draws as it trains, such as dropout."""
-        return [torch, torch.cuda] if self.device.type == "cuda" else [torch]
-
     # -- what is kept
 
     def save(self):
@@ -176,7 +171,7 @@ class Trial:
         self.require_finite()
         content = {name: getattr(self, name) for name in ("iteration", "seconds", "sums", "rows")}
         content |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        content["random"] = [source.get_rng_state() for source in self.generators()]
+        content["random"] = [source.get_rng_state() for source in self.generators]
         content["processes"] = [*self.earlier, self.about | {"until": self.iteration}]
         save(self.folder / "last.pt", content, self.folder / "previous.pt" if self.keep else None)
         self.keep = True

@@ -144,14 +144,14 @@ def difference(plus, minus=()):
 # -- Verdicts ------------------------------------------------------------------------------------------------
 class Verdict(NamedTuple):
     text: str  # a sentence that says task, model, K and L where the figure's title does not
-    numbers: str = ""
-    shown: float | None = None  # one-sided p of the sentence; None: too few trials
+    numbers: str = ""  # none where there are too few trials
+    shown: float = 1.0  # one-sided p of the sentence
     opposite: float = 1.0  # and of its opposite
     primary: bool = False
 
     @property
     def word(self):
-        if self.shown is None:
+        if not self.numbers:
             return "too few trials"
         return "no" if self.opposite <= LEVEL else "yes" if self.shown <= LEVEL else "undecided"
 
@@ -214,13 +214,10 @@ def no_gain(text, high, low, margin):
 
 def holm(verdicts):
     """The same verdicts; the primary ones corrected as one family by Holm's method, each direction apart."""
-    family = [i for i, one in enumerate(verdicts) if one.primary]
     corrected = list(verdicts)
     for name in ("shown", "opposite"):
-        p = {i: 1.0 if verdicts[i].shown is None else getattr(verdicts[i], name) for i in family}
-        largest = 0.0
-        for rank, i in enumerate(sorted(family, key=p.get)):
-            largest = max(largest, min(1.0, (len(family) - rank) * p[i]))
-            if verdicts[i].shown is not None:
-                corrected[i] = corrected[i]._replace(**{name: largest})
+        p, largest = {i: getattr(one, name) for i, one in enumerate(verdicts) if one.primary}, 0.0
+        for rank, i in enumerate(sorted(p, key=p.get)):
+            largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
+            corrected[i] = corrected[i]._replace(**{name: largest})
     return corrected
