@@ -49,7 +49,7 @@ def panels_of(figure, runs):
 
 
 def draw(figure, runs, caption, path):
-    """Draw the finished trials; the picture's name ends in .svg or .png."""
+    """Draw the finished trials as an SVG."""
     import matplotlib
     import matplotlib.figure
 
@@ -60,10 +60,10 @@ def draw(figure, runs, caption, path):
         across = len({title for title, _ in panels})
     down = math.ceil(len(panels) / across)
     with matplotlib.rc_context(LOOKS):
-        widths = [max(width(panels[panel]) for panel in order[n::across]) for n in range(across)]
-        size = (max(sum(widths), 5.5), 2.4 * down + 1)  # inches; less would cut the caption off
-        picture = matplotlib.figure.Figure(size, layout="constrained")
-        axes = picture.subplots(down, across, squeeze=False, width_ratios=widths).flat
+        words = max(sum(isinstance(x, str) for x in places(lines)) for lines in panels.values())  # on an axis
+        wide = max(5.5, across * max(2.6, 0.75 * words))  # inches; less would cut the caption off
+        picture = matplotlib.figure.Figure((wide, 2.4 * down + 1), layout="constrained")
+        axes = picture.subplots(down, across, squeeze=False).flat
         for axis, panel in zip(axes, order):
             axis.set(title=panel[0], ylabel=LABELS.get(panel[1], panel[1]))
             if isinstance(figure.x, str):
@@ -74,16 +74,11 @@ def draw(figure, runs, caption, path):
         picture.suptitle(caption)
         legend(picture, panels)
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        picture.savefig(path, metadata={"Date": None})
 
 
 def places(lines):
     return list(dict.fromkeys(x for points in lines.values() for x in points))
-
-
-def width(lines):
-    """Inches: enough for the words on the x axis."""
-    return max(2.6, 0.75 * sum(isinstance(x, str) for x in places(lines)))
 
 
 def draw_panel(axis, figure, y, lines):
@@ -109,8 +104,7 @@ def draw_panel(axis, figure, y, lines):
 def means_and_errors(points):
     """{x: values} -> the means, and how far their intervals reach below and above them."""
     means = np.array([np.mean(values) for values in points.values()])
-    ends = [bootstrap_interval(v) if len(v) > 1 else (mean, mean) for v, mean in zip(points.values(), means)]
-    return means, np.abs(np.transpose(ends) - means)
+    return means, np.abs(np.transpose([bootstrap_interval(v) for v in points.values()]) - means)
 
 
 def draw_line(axis, line, points, style):

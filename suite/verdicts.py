@@ -97,7 +97,7 @@ def t_quantile(tail, freedom):
 
 
 def bootstrap_interval(values):
-    """The paper's interval of a mean: 95% percentile bootstrap, of two values or more."""
+    """The paper's interval of a mean: 95% percentile bootstrap."""
     resampled = np.random.default_rng(0).choice(np.float64(values), (10_000, len(values)))
     return np.percentile(resampled.mean(axis=1), [2.5, 97.5])
 
