@@ -140,12 +140,14 @@ def sentence(verdict):
 
 def made_by(runs):
     """How many trials, how long they took, and what made them."""
+    n = f"{len(runs)} of {len(runs.rows)} trials"
+    if not runs:
+        return n
     seconds = np.median([one.about["seconds"] for one in runs])
     parts = [part for one in runs for part in (one.about, *one.about.get("earlier", []))]
     each = lambda name: ", ".join(sorted({str(part.get(name))[:40] for part in parts}))
     commits = ", ".join(sorted({str(part.get("commit"))[:7] for part in parts}))
-    n = f"{len(runs)} of {len(runs.rows)} trials, median {seconds:,.0f} s"
-    return f"{n}; {each('device')}; torch {each('torch')}; commit {commits}"
+    return f"{n}, median {seconds:,.0f} s; {each('device')}; torch {each('torch')}; commit {commits}"
 
 
 def judged(task, name, scale, out, trials, runs):
@@ -158,47 +160,32 @@ def judged(task, name, scale, out, trials, runs):
     return verdicts_at(scale, out)[task.name, name] if scale != "quick" else []  # quick is a first look
 
 
-def notes(figure, runs):
-    return [line for note in figure.notes for line in note(runs)]
-
-
-def draw(task, name, scale, out, runs, part=""):
-    """-> the path of the figure's picture"""
-    path = Path(out, "figures", f"{task.name}-{name}-{scale}{part}.svg")
-    if pictures.CAN_DRAW:
-        pictures.draw(task.figures[name], runs, f"{task.figures[name].title}, {scale} scale", path)
-    return path
-
-
-def show(task, name, scale, out, words):
-    """Print a figure's table and verdicts, and draw its picture."""
+def told(task, name, scale, out, words=(), folder="."):
+    """The lines about a figure, on the screen or on a page in this folder."""
     figure, trials = task.figures[name], listed(task, name, scale, out, words)
-    runs = load(figure, trials)
-    done = f"{len(runs)} of {len(runs.rows)} trials done"
-    print(f"\n{task.name}.py {name}, {scale} scale: {figure.title}. {done}")
-    if runs:
-        print(*table(figure, runs), "", sep="\n")
-        for line in (*notes(figure, runs), *map(sentence, judged(task, name, scale, out, trials, runs))):
-            print(textwrap.fill(f"- {line}", 79, subsequent_indent="  "))
-        if figure.picture and pictures.CAN_DRAW:
-            print(f"written: {draw(task, name, scale, out, runs, '-part' if words else '')}")
+    runs, caption = load(figure, trials), f"{figure.title}, {scale} scale"
+    yield from (f"\n### {task.name}.py {name}", f"{caption}. {made_by(runs)}.")
+    if not runs:
+        return
+    path = Path(out, "figures", f"{task.name}-{name}-{scale}{'-part' if words else ''}.svg")
+    if figure.picture and pictures.CAN_DRAW:
+        pictures.draw(figure, runs, caption, path)
+    if figure.picture and path.exists():
+        yield from ("", f"![{figure.title}]({os.path.relpath(path, folder)})")
+    yield from ("```text", *table(figure, runs), "```")
+    notes = [line for note in figure.notes for line in note(runs)]
+    verdicts = map(sentence, judged(task, name, scale, out, trials, runs))
+    yield from (f"- {line}" for line in (*notes, *verdicts))
 
 
 # -- RESULTS.md: between two markers all is made, above and below them is what a person wrote ----------------
 def page(out, folder):
     """The lines between the markers."""
-    for task, name, figure in figures_at("desk"):
-        if runs := load(figure, listed(task, name, "desk", out)):
-            yield from (f"### {task.name}.py {name}", f"{figure.title}. {made_by(runs)}.")
-            if figure.picture:
-                path = os.path.relpath(draw(task, name, "desk", out, runs), folder)
-                yield from ("", f"![{figure.title}]({path})")
-            yield from ("```text", *table(figure, runs), "```")
-            lines = (*notes(figure, runs), *map(sentence, verdicts_at("desk", out)[task.name, name]))
-            yield from (*(f"- {line}" for line in lines), "")
+    for task, name, _ in figures_at("desk"):
+        yield from told(task, name, "desk", out, folder=folder)
     for path in sorted(Path(out).glob("bench/*.json")):
         lines = bench.table(json.loads(path.read_text()))
-        yield from (f"### bench.py, {path.stem}", "```text", *lines, "```", "")
+        yield from (f"\n### bench.py, {path.stem}", "```text", *lines, "```")
 
 
 def write_page(path, out):
@@ -209,7 +196,7 @@ def write_page(path, out):
     if not marker:
         raise Refused(f"{path} needs two lines, {BEGIN} and {END}")
     made = "\n".join(page(out, path.parent))
-    trial.write(path, f"{head}{BEGIN}\n\n{made}\n{END}{tail}".encode())
+    trial.write(path, f"{head}{BEGIN}\n{made}\n\n{END}{tail}".encode())
 
 
 # -- The command line ----------------------------------------------------------------------------------------
@@ -245,7 +232,8 @@ def obey(args, names, words):
     for task in tasks:
         for name in names[1:] or task.figures:
             with contextlib.nullcontext() if names[1:] else contextlib.suppress(Refused):
-                show(task, name, args.scale, args.out, words)  # it refuses where no trial has these flags
+                for line in told(task, name, args.scale, args.out, words):  # refused where no trial has words
+                    print(textwrap.fill(line, 79, subsequent_indent="  ") if line.startswith("- ") else line)
     return 0
 
 
