@@ -174,9 +174,8 @@ class DualFrequency(Reverse):
 
     def test_episode(self):
         episode = super().test_episode()
-        each = len(episode.inputs) // (len(CONDITIONS) * self.length)
-        position = torch.arange(self.length, device=episode.inputs.device).repeat_interleave(each)
-        position = position.repeat(len(CONDITIONS))[:, None]
+        row = torch.arange(len(episode.inputs), device=episode.inputs.device)[:, None]
+        position = row * len(CONDITIONS) * self.length // len(row) % self.length
         target = episode.inputs.gather(1, position)
         return Episode(episode.inputs, target, 2 * self.length - 1 - position)
 
@@ -191,11 +190,8 @@ class DualFrequency(Reverse):
 def crossing(vocabs, accuracies):
     """log2 of the K at which accuracy falls to 95%: the first time, from the smallest K on, along a straight
     line between neighbours. Below at the smallest K counts as that K, never below as the largest."""
-    i = next((i for i, x in enumerate(accuracies) if x < 0.95), len(vocabs))
-    if i in (0, len(vocabs)):
-        return np.log2(vocabs[min(i, len(vocabs) - 1)])
-    (left, right), (high, low) = np.log2(vocabs[i - 1 : i + 1]), accuracies[i - 1 : i + 1]
-    return left + (right - left) * (high - 0.95) / (high - low)
+    lowest = np.minimum.accumulate(accuracies)
+    return np.interp(0.95, lowest[::-1], np.log2(vocabs)[::-1])
 
 
 def crossings(runs, **where):
