@@ -190,8 +190,9 @@ class DualFrequency(Reverse):
 def crossing(vocabs, accuracies):
     """log2 of the K at which accuracy falls to 95%: the first time, from the smallest K on, along a straight
     line between neighbours. Below at the smallest K counts as that K, never below as the largest."""
-    lowest = np.minimum.accumulate(accuracies)
-    return np.interp(0.95, lowest[::-1], np.log2(vocabs)[::-1])
+    below = min((i for i, x in enumerate(accuracies) if x < 0.95), default=len(vocabs) - 1)
+    at = [below, max(0, below - 1)]
+    return np.interp(0.95, [accuracies[i] for i in at], [np.log2(vocabs[i]) for i in at])
 
 
 def crossings(runs, **where):
