@@ -126,9 +126,13 @@ class Encoding(nn.Module):
 
     def join(self, tokens):
         """(T, B, E) embeddings -> (T, B, E or 2E), what the layer reads."""
-        if (vectors := self.vectors(len(tokens))) is None:
+        return self.joined(tokens, self.vectors(len(tokens)), (slice(None), None))
+
+    def joined(self, tokens, vectors, steps):
+        """Each embedding with the vector of its step."""
+        if vectors is None:
             return torch.cat([tokens] * self.copies, dim=-1)
-        times = vectors[:, None].to(tokens.dtype)
+        times = vectors[steps].to(tokens.dtype)
         return tokens + times if self.combine == "add" else torch.cat([tokens, times.expand_as(tokens)], -1)
 
 

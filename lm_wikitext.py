@@ -12,11 +12,8 @@ WikiText-2's validation text, it ends near 60, where a unigram model has 224.
 The text has one paragraph per line; blank lines and headings, which begin with " =", are dropped.
 WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip (190 MB): unpack it in data/.
 SentencePiece learns K pieces from the training split: its unigram model, with its defaults but for the
-longest line. There is no begin or end token, so a paragraph of one piece has nothing to predict and is left
-out. Rare characters, and the < and > of a "<unk>", become the unknown piece, which is read but not scored.
-
-A batch is packed: the first pieces of all its paragraphs, then the second pieces of those that have one,
-and so on, so padding is never computed. There is no command, so the embedding has K rows.
+longest line. There is no begin or end token: a paragraph of one piece has nothing to predict and is left out.
+Rare characters, and the < and > of a "<unk>", become the unknown piece, which is read but not scored.
 """
 
 import functools
@@ -64,15 +61,14 @@ class WikiText(Task):
         data = Path(self.args.data)
         text = text_sha256(data)
         self.tokens = data / f"tokens-K{self.vocab}-{text[:16]}"
-        made = (self.tokens / "pieces.model").exists()
+        pieces = self.tokens / "pieces.model"
         if self.args.prepare:
-            if not made:
+            if not pieces.exists():
                 make_tokens(data, self.vocab, self.tokens)
             raise trial.End(0, f"tokens in {self.tokens}")
-        if not made:
+        if not pieces.exists():
             raise Refused("no tokens yet: the same flags with --prepare make them")
-        pieces = (self.tokens / "pieces.model").read_bytes()
-        self.config |= {"text_sha256": text, "pieces_sha256": hashlib.sha256(pieces).hexdigest()}
+        self.config |= {"text_sha256": text, "pieces_sha256": sha256(pieces)}
 
     def build(self, device):
         self.device = device
@@ -82,8 +78,9 @@ class WikiText(Task):
         return self.length
 
     def model(self):
-        a = self.args
-        return LanguageModel(a.model, a.pe, a.vocab, a.embed, a.hidden, self.length, **self.for_encoding())
+        model = super().model()
+        model.embedding = nn.Embedding(self.vocab, self.args.embed)  # there is no command
+        return model
 
     def chosen(self, i):
         """(B,) the paragraphs of batch i. The epochs' orders, end to end, are cut into batches."""
@@ -98,8 +95,8 @@ class WikiText(Task):
     def loss_and_accuracy(self, model, batch, engine):
         """Of the known targets. Both engines compute the logits in chunks."""
         known = (batch.targets != UNKNOWN).double()
-        features, share = model.features(batch, engine), known / known.sum().clamp(min=1)
-        return fast.cross_entropy(features, model.readout, batch.targets, share, engine.compiled)
+        answered, share = features(model, batch, engine), known / known.sum().clamp(min=1)
+        return fast.cross_entropy(answered, model.readout, batch.targets, share, engine.compiled)
 
     @torch.no_grad()
     def perplexities(self, model, split, engine):
@@ -108,7 +105,7 @@ class WikiText(Task):
         by_length = np.argsort(split.counts, kind="stable")  # of like length: fewer steps in a batch
         for start in range(0, len(by_length), self.batch):
             part = pack(split, by_length[start : start + self.batch]).to(self.device)
-            losses, known = model.losses(part, engine).double(), (part.targets != UNKNOWN).double()
+            losses, known = losses_of(model, part, engine).double(), (part.targets != UNKNOWN).double()
             sums += torch.stack([losses @ known, known.sum(), losses.sum(), known.new_tensor(len(losses))])
         known_loss, known_count, loss, count = sums.tolist()
         return common.perplexity(known_loss / known_count), common.perplexity(loss / count)
@@ -125,12 +122,11 @@ class WikiText(Task):
         for name in ("valid", "test"):
             known, everything = self.perplexities(model, self.splits[name], engine)
             metrics |= {f"{name}_perplexity": known, f"{name}_perplexity_with_unknown": everything}
+        splits = self.splits.items()
         return metrics | {
-            "paragraphs": {name: split.paragraphs for name, split in self.splits.items()},
-            "tokens": {name: len(split.tokens) for name, split in self.splits.items()},
-            "unknown_tokens": {
-                name: int((split.tokens == UNKNOWN).sum()) for name, split in self.splits.items()
-            },
+            "paragraphs": {name: split.paragraphs for name, split in splits},
+            "tokens": {name: len(split.tokens) for name, split in splits},
+            "unknown_tokens": {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits},
         }
 
 
@@ -197,11 +193,9 @@ def pack(split, chosen):
     """The batch of the chosen paragraphs of a split, the longest one first."""
     chosen = chosen[np.argsort(-split.counts[chosen], kind="stable")]
     starts, counts = split.starts[chosen], split.counts[chosen]
-    steps = np.arange(counts[0])
-    sizes = np.searchsorted(-counts, -steps)  # (T,) paragraphs with more than t targets
-    times = np.repeat(steps, sizes)  # (N,)
-    paragraph = np.arange(len(times)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # (N,)
-    at = starts[paragraph] + times
+    sizes = np.searchsorted(-counts, -np.arange(counts[0]))  # (T,) paragraphs with more than t targets
+    times = np.repeat(np.arange(counts[0]), sizes)  # (N,)
+    at = times + np.concatenate([starts[:size] for size in sizes])
     inputs, targets = (torch.from_numpy(split.tokens[places].astype(np.int64)) for places in (at, at + 1))
     return Batch(inputs, targets, torch.from_numpy(times), torch.from_numpy(sizes))
 
@@ -225,46 +219,39 @@ def even(batch, most, vocab):
     return Batch(inputs, targets, times, torch.full_like(sizes, paragraphs), places[:count])
 
 
-class LanguageModel(common.Model):
-    def __init__(self, layer, encoding, vocab, embed, *sizes, **encoded):
-        super().__init__(layer, encoding, vocab, embed, *sizes, **encoded)
-        self.embedding = nn.Embedding(vocab, embed)
+def features(model, batch, engine):
+    """What is read out: (N, H), or (M, H) of the answered pairs. All logits would take gigabytes."""
+    if engine.name == "torch":
+        tokens, vectors = model.embedding(batch.inputs), model.encoding.vectors(len(batch.sizes))
+        joined = model.encoding.joined(tokens, vectors, batch.times)  # (N, E or 2E)
+        packed = nn.utils.rnn.PackedSequence(joined, batch.sizes)
+        found = super(type(model.layer), model.layer).forward(packed)[0].data  # as nn.GRU, nn.LSTM
+    else:
+        embedded, pieces = fast.occurring(model, batch.inputs)
+        table, clock = fast.input_products(model, embedded, len(batch.sizes))
+        sweep, sizes = fast.SWEEPS[type(model.layer)], batch.sizes.tolist()
+        found = sweep(model.layer, table, clock, pieces, sizes, engine.compiled)
+    return found if batch.answered is None else found.index_select(0, batch.answered)
 
-    def join(self, batch):
-        """(N, E or 2E), what the layer reads: as Encoding.join, but every pair has a time step of its own."""
-        tokens, vectors = self.embedding(batch.inputs), self.encoding.vectors(len(batch.sizes))
-        if vectors is None:
-            return tokens.repeat(1, self.encoding.inputs // self.encoding.size)
-        vectors = vectors[batch.times].to(tokens.dtype)
-        return tokens + vectors if self.encoding.combine == "add" else torch.cat([tokens, vectors], dim=-1)
 
-    def features(self, batch, engine):
-        """What is read out: (N, H), or (M, H) of the answered pairs. All logits would take gigabytes."""
-        if engine.name == "torch":
-            packed = nn.utils.rnn.PackedSequence(self.join(batch), batch.sizes)
-            found = super(type(self.layer), self.layer).forward(packed)[0].data  # as nn.GRU, nn.LSTM
-        else:
-            embedded, pieces = fast.occurring(self, batch.inputs)
-            table, clock = fast.input_products(self, embedded, len(batch.sizes))
-            sweep, sizes = fast.SWEEPS[type(self.layer)], batch.sizes.tolist()
-            found = sweep(self.layer, table, clock, pieces, sizes, engine.compiled)
-        return found if batch.answered is None else found.index_select(0, batch.answered)
-
-    def losses(self, batch, engine):
-        """(N,) cross-entropies, computed in chunks."""
-        at_once = fast.chunk_rows(self.readout.weight)
-        parts = zip(self.features(batch, engine).split(at_once), batch.targets.split(at_once))
-        return torch.cat([F.cross_entropy(self.readout(x), t, reduction="none") for x, t in parts])
+def losses_of(model, batch, engine):
+    """(N,) cross-entropies, computed in chunks."""
+    at_once = fast.chunk_rows(model.readout.weight)
+    parts = zip(features(model, batch, engine).split(at_once), batch.targets.split(at_once))
+    return torch.cat([F.cross_entropy(model.readout(x), t, reduction="none") for x, t in parts])
 
 
 # -- The text, and its tokens beside it: for every split a flat uint16 array, and where its paragraphs end ---
 @functools.cache  # once for all trials of --all
 def text_sha256(data):
     files = [data / f"wiki.{split}.raw" for split in SPLITS]
-    if missing := ", ".join(path.name for path in files if not path.is_file()):
-        raise Refused(f"--data {data} has no {missing}; --help says where WikiText-103 raw is")
-    each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    return hashlib.sha256("".join(each).encode()).hexdigest()
+    if not all(path.is_file() for path in files):
+        raise Refused(f"--data {data} lacks some of {SPLITS} as wiki.*.raw; --help says where they are")
+    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_paragraphs(path):
