@@ -5,13 +5,12 @@
     python bench.py --json speed.json                     # keep the numbers
 
 Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in PyTorch's defaults.
-The suite's step is the training loop's own and draws its batch too; plain gets one for nothing. Both take
-turns in one process, and have done four steps before.
+The suite's step is the training loop's own and draws its batch too. Both take turns in one process.
 """
 
-import argparse
 import statistics
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 import torch
@@ -32,13 +31,11 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
 }
 
 
-def plain_step(task, engine, device):
-    torch.manual_seed(task.seed)
+def plain_step(task, device):
     model, episode = task.model().to(device), task.training_episode(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step():
-        machine.prepare(engine._replace(onednn=False), device)  # each step sets its own switches
         logits = model(episode.inputs, slice(None))[task.length :]
         loss = F.cross_entropy(logits.flatten(0, 1), episode.targets.T.flatten())
         optimizer.zero_grad()
@@ -50,12 +47,10 @@ def plain_step(task, engine, device):
 
 
 def suite_step(task, engine, device):
-    machine.prepare(engine, device)
     one = trial.Trial(task, [], device, engine)
     one.make_step()
 
     def step():
-        machine.prepare(engine, device)
         one.iteration += 1
         one.rate.fill_(task.rate(one.iteration))
         one.step(one.iteration)
@@ -63,7 +58,8 @@ def suite_step(task, engine, device):
     return step
 
 
-def milliseconds(step, count, device):
+def milliseconds(step, engine, count, device):
+    machine.prepare(engine, device)
     started = time.perf_counter()
     for _ in range(count):
         step()
@@ -77,15 +73,14 @@ def measure(name, device, repeats, words):
     batch = ["--batch", str(CONFIGURATIONS[name])] if device.type == "cpu" else []
     task = run.trial_of(Reverse, ["--model", model, "--pe", encoding, "--vocab", vocab, *batch, *words])
     task.build(device)
-    engine = machine.choose_engine(task.args, device)
-    steps = {"plain": plain_step(task, engine, device), "suite": suite_step(task, engine, device)}
-    for step in steps.values():
-        milliseconds(step, 4, device)
+    engine, count = machine.choose_engine(task.args, device), 20 if device.type == "cuda" else 1
+    machine.prepare(engine, device)
+    plain, suite = plain_step(task, device), suite_step(task, engine, device)
     found = {"batch": task.batch, "plain": [], "suite": []}
-    for _ in range(repeats):
-        for which, step in steps.items():
-            found[which].append(milliseconds(step, 20 if device.type == "cuda" else 1, device))
-    return found
+    for _ in range(1 + repeats):
+        found["plain"].append(milliseconds(plain, engine._replace(onednn=False), count, device))
+        found["suite"].append(milliseconds(suite, engine, count, device))
+    return found | {"plain": found["plain"][1:], "suite": found["suite"][1:]}  # the first warms up
 
 
 def table(content):
@@ -99,8 +94,7 @@ def table(content):
 
 
 def main():
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS))
     parser.add_argument("--repeats", type=int, default=5, help="timings of each step (5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")

@@ -7,7 +7,7 @@
     B   7 2 2 5 _ _ _ _    How alike are the Jacobians from the state after the target to the output at the
                       ^    step that has to answer it (^)? 1: the same; 0: nothing in common.
 
-All snapshots of the trial are evaluated, in fp32, and stability.json is written beside its result.json.
+All snapshots are evaluated, and stability.json is written beside the trial's result.json.
 Letters: P pairs, S sequences, T steps up to the answer, D outputs, H state, K vocabulary, G gates' inputs.
 """
 
@@ -45,14 +45,14 @@ def stability(model, a, b, target, at_once=64):
     """(P,): sum_i w_i cos(J_i^A, J_i^B) of token rows a and b (P, T), w_i in proportion to |J_i^A||J_i^B|."""
     similarity = s4d_similarity if isinstance(model.layer, common.S4D) else recurrent_similarity
     table, clock = fast.input_products(model, model.embedding.weight, a.shape[1])  # (K+1, G), (T, G)
-    found = []  # of so many pairs at a time: at H = 512 the Jacobians of 64 need 1 GiB
+    found = []  # at H = 512 the Jacobians of 64 pairs need 1 GiB
     for rows in map(torch.cat, zip(a.split(at_once), b.split(at_once))):  # (S, T), first all A, then all B
         found.append(similarity(model.layer, table[rows.T] + clock[:, None], target))
     return torch.cat(found)
 
 
 def weighted_cosine(ab, aa, bb):
-    """(P,) from <J_i^A, J_i^B>, <J_i^A, J_i^A>, <J_i^B, J_i^B>, (P, D) each: cosines' denominators cancel."""
+    """(P,) from <J_i^A, J_i^B>, <J_i^A, J_i^A>, <J_i^B, J_i^B>, (P, D) each."""
     ab, weights = ab.double().sum(-1), (aa.double() * bb.double()).sqrt().sum(-1)
     return (ab / weights.clamp(min=torch.finfo(torch.double).tiny)).clamp(-1, 1)
 
@@ -70,7 +70,7 @@ def recurrent_similarity(layer, inputs, target):
     for number, back in enumerate(reversed(backs[target:]), 1):
         J = back(*J)
         if number % 8 == 0 or number == len(backs) - target:
-            # A factor cancels in the statistic; through 127 steps J would fall below the smallest float32.
+            # A factor cancels; through 127 steps J would fall below the smallest float32.
             largest = torch.stack([part.flatten(1).abs().amax(1) for part in J]).amax(0)[:, None, None]
             J = [part / largest.clamp(min=torch.finfo(part.dtype).tiny) for part in J]
     pairs = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
@@ -164,7 +164,7 @@ class Stability(DualFrequency):
 
     def check(self):
         super().check()
-        self.config["target"] = self.args.target  # it changes stability.json, not the trial
+        self.config["target"] = self.args.target  # of stability.json, not of the trial
         if self.args.pairs % len(CONDITIONS):
             raise Refused(f"--pairs {self.args.pairs} is not a multiple of 4, one part for each condition")
         if self.args.target > self.length:
@@ -172,45 +172,39 @@ class Stability(DualFrequency):
 
     def run(self, argv, stop):
         """Show stability.json; where there is none, train the trial if need be, and evaluate it."""
-        args, path = self.args, self.folder / self.file
-        content = None if args.overwrite else trial.read_json(path)
-        if content is None:
-            trained = run.complete(Reverse, args)
+        self.config["pairs"] = self.args.pairs
+        if self.args.overwrite or not trial.is_finished(self):
+            trained = run.complete(Reverse, self.args)
             trained.args.overwrite = False  # it is the evaluation that is made anew
-            if args.train:
+            if self.args.train:
                 trial.train(trained, argv, stop)
             elif not trial.is_finished(trained):
                 raise Refused(f"{self.folder} is not trained to its end: --train does that")
             with trial.locked(self.folder):
-                content = self.measure(argv)
-                trial.write_json(path, content)
-        settings = self.config | dict(pairs=args.pairs, target=args.target)
-        if what := trial.differences(content | content["config"], settings):
-            raise Refused(f"{path} {what} (--overwrite evaluates anew)")
-        for condition, values in content["by_condition"].items():
+                trial.write_json(self.folder / self.file, self.measure(argv))
+        for condition, values in trial.read_json(self.folder / self.file)["by_condition"].items():
             print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
 
     def measure(self, argv):
         """What stability.json holds."""
         args, device = self.args, machine.choose_device(self.args.device)
-        snapshots = {int(path.stem): path for path in self.folder.glob("snapshots/*.pt")}
+        snapshots = sorted(self.folder.glob("snapshots/*.pt"), key=lambda path: int(path.stem))
         if not snapshots:
             raise Refused(f"{self.folder} has no snapshots: reverse.py --dual-freq --overwrite makes them")
         engine = machine.Engine("torch", deterministic=args.deterministic)
         machine.prepare(engine, device, args.hidden)  # training in this process has set its own
         model, started = self.model().to(device), time.perf_counter()
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, args.pairs // 4, device)
-        content = dict(pairs=args.pairs, target=args.target, by_condition={c: {} for c in CONDITIONS})
-        for iteration, path in sorted(snapshots.items()):
+        found = {condition: {} for condition in CONDITIONS}
+        for path in snapshots:
             model.load_state_dict(trial.load(path, device))
             means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
-            if not math.isfinite(sum(means)):
-                raise trial.End(trial.NOT_FINITE, f"the stability of {path} is not finite")
             for condition, mean in zip(CONDITIONS, means):
-                content["by_condition"][condition][str(iteration)] = mean
-            print(f"iteration {iteration}:", *(f"{mean:.4f}" for mean in means), flush=True)
-        content |= dict(seconds=time.perf_counter() - started, task=self.name, config=self.config)
+                found[condition][str(int(path.stem))] = mean
+            print(f"iteration {int(path.stem)}:", *(f"{mean:.4f}" for mean in means), flush=True)
+        content = dict(pairs=args.pairs, target=args.target, by_condition=found, task=self.name)
+        content |= dict(seconds=time.perf_counter() - started, config=self.config)
         return content | machine.provenance(argv, engine, device)
 
 
