@@ -6,7 +6,7 @@
     in   3 1 4 1 _ _ _ _        _ is the command; time runs 1 .. 2L without a break
     out  . . . . 1 1 3 4        . is not answered and has no loss
 
-The order of the input does not matter here, so the clock has less to offer than in reverse ordering.
+The order of the input does not matter, so the clock has less to offer than in reverse ordering.
 """
 
 from common import Episode, uniform_integers
