@@ -2,12 +2,12 @@
 
     python bench.py                                       # configurations of the paper's size
     python bench.py --only lstm-sin-256 --precision fp32  # one of them; all other flags are reverse.py's
-    python bench.py --json speed.json                     # keep the numbers
 
 Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in PyTorch's defaults.
 The suite's step is the training loop's own and draws its batch too. Both take turns in one process.
 """
 
+import itertools
 import statistics
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -47,15 +47,10 @@ def plain_step(task, device):
 
 
 def suite_step(task, engine, device):
-    one = trial.Trial(task, [], device, engine)
+    one, iterations = trial.Trial(task, [], device, engine), itertools.count(1)
+    one.rate.fill_(1e-3)
     one.make_step()
-
-    def step():
-        one.iteration += 1
-        one.rate.fill_(task.rate(one.iteration))
-        one.step(one.iteration)
-
-    return step
+    return lambda: one.step(next(iterations))
 
 
 def milliseconds(step, engine, count, device):

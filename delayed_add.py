@@ -15,7 +15,7 @@ from suite import run
 from suite.task import BOTH, SEEDS, SMOKE, WITH_CONSTANT, Task, cross
 from suite.verdicts import above, gain
 
-SMALL = dict(hidden=64, embed=64, lr=1e-2, iterations=3000)
+SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
 FIG7 = {
     "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088], seed=SEEDS),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128], seed=SEEDS),
@@ -23,9 +23,7 @@ FIG7 = {
     "smoke": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
 FIG7_GRU = {"paper": cross(model="gru", pe=BOTH, vocab=896, seed=SEEDS)}
-FIG7_SMALL = {
-    "desk": cross(model="lstm", pe=["none", "constant", "dup", "sin"], vocab=32, **SMALL, seed=SEEDS)
-}
+FIG7_SMALL = {"desk": cross(**SMALL, pe=["none", "constant", "dup", "sin"], seed=SEEDS)}
 
 
 class DelayedAddition(Task):
@@ -59,7 +57,7 @@ def fig7_gru(runs):
     yield above("GRUs answer less than half (our number), with the clock or without one.", wrong, 0.5)
 
 
-beyond.add_to(DelayedAddition, "Delayed addition", dict(model="lstm", vocab=32, **SMALL), thirds=True)
+beyond.add_to(DelayedAddition, "Delayed addition", SMALL, thirds=True)
 
 if __name__ == "__main__":
     raise SystemExit(run.main(DelayedAddition))

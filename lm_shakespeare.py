@@ -31,7 +31,6 @@ from suite.verdicts import all_of, difference, higher
 
 ENCODINGS = ["none", "learned", "sin", "rotary", "layernorm-learned"]
 TOKENIZERS = ["char", "word", "bpe"]
-BYTE_PAIR_TYPES = 159  # the document's; characters and merged pairs together
 
 
 class Shakespeare(Task):
@@ -201,7 +200,7 @@ def tokenized(text, name):
 
 def pair_up(types, train, valid):
     """Byte-pair encoding: the most frequent pair of neighbours in `train` becomes a type, again and again."""
-    for new in range(len(types), BYTE_PAIR_TYPES):
+    for new in range(len(types), 159):  # as many types as the document has
         n = np.frombuffer(train, np.uint8).astype(int)
         counts = np.bincount(256 * n[:-1] + n[1:])
         if counts.max() < 2:

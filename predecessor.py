@@ -27,19 +27,6 @@ FIG10 = {  # its vocabularies are in the released code only
 }
 
 
-def different_integers(k, shape, length, vocab):
-    """(*shape, L) different integers of 0..K-1, every ordered choice equally likely.
-
-    The first is one of K, the next the r-th smallest of the K-1 others, and so on (a Lehmer code). Decoded
-    backwards: what comes after an integer was counted without it, so what is not below it moves up by one.
-    """
-    choices = vocab - torch.arange(length, device=k.device)
-    x = scale_bits(random_bits(k, (*shape, length)), choices)
-    for t in range(length - 2, -1, -1):
-        x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
-    return x
-
-
 class Predecessor(Task):
     name = "predecessor"
     scales = {
@@ -62,8 +49,15 @@ class Predecessor(Task):
         return len(rows) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
     def draw(self, k, shape):
-        """(*shape, L+1): the integers and the query, which are held out together."""
-        x = different_integers(k, shape, self.length, self.vocab)
+        """(*shape, L+1): the integers and the query, which are held out together.
+
+        The first is one of K, the next the r-th smallest of the K-1 others, and so on. Decoded backwards:
+        what comes after an integer was counted without it, so what is not below it moves up by one.
+        """
+        choices = self.vocab - torch.arange(self.length, device=k.device)
+        x = scale_bits(random_bits(k, (*shape, self.length)), choices)
+        for t in range(self.length - 2, -1, -1):
+            x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
         asked = 1 + uniform_integers(common.scramble(k), (*shape, 1), self.length - 1)
         return torch.cat([x, x.gather(-1, asked)], dim=-1)
 

@@ -31,9 +31,8 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
     pairs = []
     for condition, name in enumerate(CONDITIONS):
         k = common.key(seed, common.ANALYSIS, condition, device=device)
-        rows = common.uniform_integers(k, (count, 2, length), vocab // 2)
         of_target, of_disturbants = map(KINDS.index, name.split("/"))  # 0: Frequent, 1: Rare
-        rows += of_disturbants * (vocab // 2)
+        rows = common.uniform_integers(k, (count, 2, length), vocab // 2) + of_disturbants * (vocab // 2)
         rows[:, :, target - 1] += (of_target - of_disturbants) * (vocab // 2)
         rows[:, 1, :target] = rows[:, 0, :target]  # so that they share the state (section 4.3)
         pairs.append(F.pad(rows, (0, length + 1 - target), value=vocab))
@@ -41,14 +40,12 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
 
 
 @torch.no_grad()
-def stability(model, a, b, target, at_once=64):
+def stability(model, a, b, target, at_once=64):  # at H = 512 the Jacobians of 64 pairs need 1 GiB
     """(P,): sum_i w_i cos(J_i^A, J_i^B) of token rows a and b (P, T), w_i in proportion to |J_i^A||J_i^B|."""
     similarity = s4d_similarity if isinstance(model.layer, common.S4D) else recurrent_similarity
     table, clock = fast.input_products(model, model.embedding.weight, a.shape[1])  # (K+1, G), (T, G)
-    found = []  # at H = 512 the Jacobians of 64 pairs need 1 GiB
-    for rows in map(torch.cat, zip(a.split(at_once), b.split(at_once))):  # (S, T), first all A, then all B
-        found.append(similarity(model.layer, table[rows.T] + clock[:, None], target))
-    return torch.cat(found)
+    parts = map(torch.cat, zip(a.split(at_once), b.split(at_once)))  # (S, T), first all A, then all B
+    return torch.cat([similarity(model.layer, table[rows.T] + clock[:, None], target) for rows in parts])
 
 
 def weighted_cosine(ab, aa, bb):
@@ -59,7 +56,7 @@ def weighted_cosine(ab, aa, bb):
 
 def recurrent_similarity(layer, inputs, target):
     """(P,) of a GRU or an LSTM, whose gates' inputs are (T, S, G)."""
-    step, parts = (lstm_step, 2) if isinstance(layer, torch.nn.LSTM) else (gru_step, 1)
+    step, parts = (lstm_step, 2) if isinstance(layer, common.LSTM) else (gru_step, 1)
     state, backs = [inputs.new_zeros(inputs.shape[1], layer.hidden_size)] * parts, []
     for x in inputs:
         state, back = step(layer, x, *state)
@@ -70,7 +67,7 @@ def recurrent_similarity(layer, inputs, target):
     for number, back in enumerate(reversed(backs[target:]), 1):
         J = back(*J)
         if number % 8 == 0 or number == len(backs) - target:
-            # A factor cancels; through 127 steps J would fall below the smallest float32.
+            # Factors cancel; in 127 steps J would fall below the smallest float32
             largest = torch.stack([part.flatten(1).abs().amax(1) for part in J]).amax(0)[:, None, None]
             J = [part / largest.clamp(min=torch.finfo(part.dtype).tiny) for part in J]
     pairs = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
@@ -176,10 +173,9 @@ class Stability(DualFrequency):
         if self.args.overwrite or not trial.is_finished(self):
             trained = run.complete(Reverse, self.args)
             trained.args.overwrite = False  # it is the evaluation that is made anew
-            if self.args.train:
-                trial.train(trained, argv, stop)
-            elif not trial.is_finished(trained):
+            if not self.args.train and not trial.is_finished(trained):
                 raise Refused(f"{self.folder} is not trained to its end: --train does that")
+            trial.train(trained, argv, stop)
             with trial.locked(self.folder):
                 trial.write_json(self.folder / self.file, self.measure(argv))
         for condition, values in trial.read_json(self.folder / self.file)["by_condition"].items():
