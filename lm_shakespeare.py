@@ -172,8 +172,8 @@ def sizes(runs):
 
 def nats(one):
     """The loss per character of the validation text, of words without spaces."""
-    found = one.metrics
-    return math.log(found["valid_perplexity"]) * found["valid_tokens"] / found["valid_characters"]
+    of = one.metrics
+    return math.log(of["valid_perplexity"]) * of["valid_tokens"] / of["valid_characters"]
 
 
 TOKENS = dict(metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"}, picture=False)
