@@ -241,9 +241,7 @@ def features(model, batch, engine):
 def text_sha256(data):
     files = [data / f"wiki.{split}.raw" for split in SPLITS]
     if not all(path.is_file() for path in files):
-        raise Refused(
-            f"--data {data} has not all of wiki.{{train,valid,test}}.raw; --help says where they are"
-        )
+        raise Refused(f"--data {data} is no folder of wiki.{{train,valid,test}}.raw; see --help")
     return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
 
