@@ -17,12 +17,14 @@ def pointwise(function, compiled):
 
 
 @functools.cache
-def compile_fault(device):
-    """Why torch.compile does not work here (it needs a C++ compiler, on CUDA Triton), by trying; or None."""
+def compiles():
+    """Whether torch.compile works on CUDA here: it needs Triton and a C++ compiler."""
     try:
-        torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
+        torch.compile(lambda x: x + 1)(torch.zeros(8, device="cuda"))
+        return True
     except Exception as error:  # noqa: BLE001 - whatever is missing, the same functions run without
-        return " ".join(str(error).partition("\n\n")[0].split())[:300] or repr(error)
+        print(f"not compiled, so the same numbers take longer: {error!r:.300}")
+        return False
 
 
 @functools.cache
@@ -38,12 +40,12 @@ def onednn_is_exact():
 
 
 # -- CUDA graphs: a step is recorded once, then started by a single launch -----------------------------------
-def rehearse(once, times, state):
-    """Warm up: run `once` so many times, then restore what it changes, the tensors of the list state()."""
+def record(once, state, pool=None):
+    """A CUDA graph of `once`, which is rehearsed first; what that changes, the list state(), is restored."""
     before = {x: x.detach().clone() for x in state()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Adam's, that it is not in a graph yet
-        for _ in range(times):
+        for _ in range(3):
             once()
     with torch.no_grad():
         for x in state():
@@ -51,27 +53,21 @@ def rehearse(once, times, state):
                 x.copy_(before[x])
             else:  # one of Adam's moments, born in the first step
                 x.zero_()
-
-
-def record(once, pool=None):
-    """A CUDA graph of what has been rehearsed."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
         once()
     return graph
 
 
-def whole(step, first, state, device):
+def whole(step, first, state):
     """One graph of step(i), where i is a tensor that counts on by itself -> a function that replays it."""
-    counter = torch.tensor(first, device=device)
+    counter = torch.tensor(first, device="cuda")
 
     def once():
         step(counter)
         counter.add_(1)
 
-    rehearse(once, 3, state)
-    counter.fill_(first)
-    graph = record(once)
+    graph = record(once, lambda: [*state(), counter])
     graph.counter = counter  # or its memory would be given away
     return lambda i: graph.replay()  # whose counter is at i already
 
@@ -87,9 +83,7 @@ def by_size(learn, episode, first, state):
     def of(batch):
         size = tuple(x.shape for x in batch)
         if size not in graphs:
-            once = lambda: learn(batch)
-            rehearse(once, 3, state)
-            graphs[size] = record(once, pool), batch
+            graphs[size] = record(lambda: learn(batch), state, pool), batch
         return graphs[size]
 
     def step(i):

@@ -64,10 +64,7 @@ def choose_engine(args, device):
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
     if name == "auto":  # torch.nn has a good kernel for an LSTM on a CPU
         name = "torch" if not known or (not cuda and args.model == "lstm" and args.hidden <= 64) else "fast"
-    compiled = cuda and name == "fast"
-    if compiled and (fault := graphs.compile_fault(device.type)):
-        print(f"not compiled, so the same numbers take longer: torch.compile fails with {fault}")
-        compiled = False
+    compiled = cuda and name == "fast" and graphs.compiles()
     precision = args.precision or ("tf32" if cuda else "fp32")
     onednn = not cuda and "AMD" in device_name(device) and graphs.onednn_is_exact()
     return Engine(name, compiled, precision, cuda and not args.no_graph, args.deterministic, onednn)
@@ -102,12 +99,10 @@ def peak_memory(device):
 
 
 def git(*words):
-    """What git prints; None without git, or where it does not track this file."""
+    """What git prints of this folder; None where there is no git."""
+    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
     try:
-        for command in (["ls-files", "--error-unmatch", Path(__file__).name], words):
-            command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *command]
-            printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        return printed
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

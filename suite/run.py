@@ -6,6 +6,7 @@ A flag's value is that of the figure's row, else what is typed, else the scale's
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import shlex
@@ -18,18 +19,16 @@ from pathlib import Path
 import common
 from common import Refused
 from suite import machine, trial
-from suite.task import Flag
-
-MOST = 2**31 - 1  # larger numbers overflow somewhere
+from suite.task import MOST, Flag
 
 
 def seeds(text):
     """one seed, or a range such as 0-4"""
     first, dash, last = text.partition("-")
-    found = range(int(first), int(last or first) + 1)
-    if not 0 <= found[0] <= found[-1] < MOST:
+    first, last = int(first), int(last) if dash else int(first)
+    if not 0 <= first <= last < MOST:
         raise ValueError
-    return found if dash else found[0]
+    return range(first, last + 1) if dash else first
 
 
 def bands(text):
@@ -89,17 +88,14 @@ class Parser(argparse.ArgumentParser):
 
 def checked(flag):
     """An argparse type that says what would be right."""
-    wanted = {int: "a whole number", float: "a number"}.get(flag.kind, flag.kind.__doc__)
-    if flag.kind in (int, float):
-        wanted += f" from {flag.least}" + (f" to below {flag.below}" if flag.below < MOST else "")
+    number = {int: "a whole number", float: "a number"}.get(flag.kind)
+    wanted = f"{number} from {flag.least} to below {flag.below}" if number else flag.kind.__doc__
 
     def convert(text):
-        try:
+        with contextlib.suppress(ValueError):
             value = flag.kind(text)
-            if flag.kind not in (int, float) or flag.least <= value < min(flag.below, MOST):
+            if not number or flag.least <= value < flag.below:
                 return value
-        except (ValueError, IndexError):
-            pass
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
 
     return convert
@@ -124,8 +120,7 @@ def parse(task, argv):
     for name, flag in flags_of(task).items():
         if name not in task.without:
             usual = "" if defaults[name] in (None, False) else f" ({defaults[name]})"
-            letter = {int: "N", float: "X"}.get(flag.kind)
-            more = dict(type=checked(flag), choices=flag.choices, metavar=None if flag.choices else letter)
+            more = dict(type=checked(flag), choices=flag.choices)
             more = dict(action="store_true") if flag.kind is bool else more
             group = science if flag.science else plumbing
             group.add_argument(as_word(name), help=flag.help + usual, **more)
@@ -207,70 +202,50 @@ def listed(task, args, given, figure):
     return list(trials.values())
 
 
-class Job:
+def start(script, task, jobs):
     """A trial's process, which writes to log.txt in the trial's folder."""
-
-    def __init__(self, script, task, jobs):
-        self.task, self.began, self.log = task, time.monotonic(), task.folder / "log.txt"
-        self.name = shlex.join(task.words)
-        task.folder.mkdir(parents=True, exist_ok=True)
-        threads = 1 if task.args.hidden < 256 else max(1, machine.cores() // jobs)
-        environment = {"OMP_NUM_THREADS": str(threads)} | os.environ | {PARENT: str(os.getpid())}
-        command = [sys.executable, script, *task.words]
-        with open(self.log, "a") as log:  # a session of its own: only the parent hears the terminal's signals
-            how = dict(stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
-            self.process = subprocess.Popen(command, **how)
-
-    def outcome(self):
-        """What is told of it when it has ended."""
-        if code := self.process.returncode:
-            last = (self.log.read_text(errors="replace").splitlines() or [""])[-1]
-            return "stopped, saved" if code == trial.STOPPED else f"exit code {code}: {last} ({self.log})"
-        metrics = trial.read_json(self.task.folder / self.task.file).get("metrics", {})
-        return ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in metrics.items() if isinstance(v, float))
+    task.folder.mkdir(parents=True, exist_ok=True)
+    threads = 1 if task.args.hidden < 256 else max(1, machine.cores() // jobs)
+    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ | {PARENT: str(os.getpid())}
+    with open(task.folder / "log.txt", "a") as log:  # in its own session: the terminal's signals are for us
+        how = dict(stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        return subprocess.Popen([sys.executable, script, *task.words], **how)
 
 
 def is_finished(task):
     """If the folder has other flags or cannot be read, the trial's process says so."""
-    try:
+    with contextlib.suppress(trial.End, Refused, OSError):
         return trial.is_finished(task)
-    except (trial.End, Refused, OSError):
-        return False
 
 
 def run_all(script, trials, jobs, stop):
     """Run the trials that are not finished as processes, `jobs` at a time -> the exit code."""
-    waiting = [one for one in trials if one.args.overwrite or not is_finished(one)]
-    running, codes, took = [], [], []
+    waiting = [one for one in trials if not is_finished(one)]
+    before, began = len(trials) - len(waiting), time.monotonic()
+    running, codes = {}, []  # {process: its trial}
     stop.saves = True
-    print(f"{len(trials) - len(waiting)} of {len(trials)} done before; {jobs} at a time", flush=True)
+    print(f"{before} of {len(trials)} done before; {jobs} at a time", flush=True)
     try:
-        while running or (waiting and not stop.requested):
-            while waiting and len(running) < jobs and not stop.requested:
-                running.append(Job(script, waiting.pop(0), jobs))
-                print(f"begins: {running[-1].name}", flush=True)
-            if stop.requested:  # to be told so more than once does no harm
-                terminate(running)
-            for job in [job for job in running if job.process.poll() is not None]:
-                running.remove(job)
-                codes.append(job.process.returncode)
-                took += [time.monotonic() - job.began] * (codes[-1] == 0)
-                left = (len(waiting) + len(running) / 2) * sum(took) / max(1, len(took)) / jobs / 60
-                done = len(trials) - len(waiting) - len(running) - sum(code != 0 for code in codes)
-                print(f"ends: {job.name}\n  {job.outcome()}", flush=True)
-                about = f", about {left:.0f} minutes left" if left else ""
-                print(f"{done} of {len(trials)} done{about}", flush=True)
+        while (running or waiting) and not stop.requested:
+            while waiting and len(running) < jobs:
+                one = waiting.pop(0)
+                running[start(script, one, jobs)] = one
+                print(f"begins: {shlex.join(one.words)}", flush=True)
+            for process in [process for process in running if process.poll() is not None]:
+                one = running.pop(process)
+                codes.append(process.returncode)
+                print(f"ends: {shlex.join(one.words)}\n  exit code {codes[-1]}, see {one.folder}/log.txt")
+                left = (time.monotonic() - began) / 60 / len(codes) * (len(waiting) + len(running))
+                done = f"{before + codes.count(0)} of {len(trials)} done"
+                print(f"{done}, about {left:.0f} minutes left", flush=True)
             time.sleep(0.05)
     finally:  # whatever happens to this process, no other goes on without it
-        terminate(running)
+        for process in running:
+            process.terminate()
+        codes += [process.wait() for process in running]
     if stop.requested or trial.STOPPED in codes:
         return trial.STOPPED
     return max((code if code >= 0 else trial.FAILED for code in codes), default=0)
-
-
-def terminate(jobs):
-    for job in jobs:
-        job.process.terminate()
 
 
 PARENT = "SUITE_PARENT"  # in a job's environment, the process that started it
@@ -324,7 +299,7 @@ def exit_code(name, work):
     except Refused as error:
         code, why = trial.BAD_FLAGS, f"error: {error}"
     except trial.End as error:
-        code, why = error.code, error
+        code, why = error.args
     except OSError as error:
         code, why = trial.FAILED, error
     except (RuntimeError, MemoryError) as error:

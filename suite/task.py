@@ -2,15 +2,14 @@
 
 import functools
 import itertools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 import common
 
+MOST = 2**31 - 1  # larger numbers overflow somewhere
 SEEDS = range(5)
 BOTH, WITH_CONSTANT, WITH_DUP = ["none", "sin"], ["none", "constant", "sin"], ["none", "dup", "sin"]
 SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5, device="cpu")
@@ -30,7 +29,7 @@ class Flag(NamedTuple):
     help: str
     kind: Callable = str  # int, float, str, bool, or a function of the text
     least: float = 0  # of int and float
-    below: float = math.inf
+    below: float = MOST
     choices: tuple | None = None
     science: bool = True  # it changes the result, so it is a part of the folder's name
 
@@ -39,8 +38,7 @@ ACCURACY = {"accuracy": "token_accuracy"}
 BOTH_METRICS = ACCURACY | {"edits": "damerau_levenshtein"}
 
 
-@dataclass
-class Figure:
+class Figure(NamedTuple):
     """Trials, and what is told of them: a table and a picture of metrics, and verdicts.
 
     The picture has each metric over the flag x, a line for each encoding. With `curves` it has those instead.
@@ -49,7 +47,7 @@ class Figure:
     title: str
     grids: dict  # scale -> [{flag: value}, ...], a row per trial
     verdicts: Callable  # of verdicts.Runs: yields verdicts.Verdict
-    metrics: dict = field(default_factory=lambda: ACCURACY)  # name -> one of a trial's metrics, or a function
+    metrics: dict = ACCURACY  # name -> one of a trial's metrics, or a function
     x: str = "vocab"
     curves: Callable | None = None  # of a verdicts.Run: yields (panel, line, {x: y})
     y: str = "token accuracy"  # of the curves
@@ -165,9 +163,6 @@ class Task:
         self.seed_there = torch.tensor(self.seed, device=device)  # a tensor: compiled code serves all seeds
         candidates = self.draw(common.key(self.seed, common.TRAINING, 0, device=device), (1024,))
         self.spare = candidates[~self.held_out.contains(candidates)][0]
-        inputs, targets, steps, *_ = self.training_episode(1)
-        answers = len(range(inputs.shape[1])[steps]) if isinstance(steps, slice) else steps.shape[1]
-        assert (inputs.shape[1], targets.shape[1]) == (self.positions(), answers), "an episode's shapes"
 
     def training_episode(self, i):
         """The batch of iteration i, an integer or a 0-dimensional tensor: a function of (seed, i) alone."""

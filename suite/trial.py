@@ -11,7 +11,6 @@ was stopped ends with the same bits as one that was not. The model of a finished
 import contextlib
 import datetime
 import fcntl
-import functools
 import hashlib
 import io
 import json
@@ -28,36 +27,31 @@ from common import Refused
 from suite import graphs, machine
 
 FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75  # exit codes; 0: done
-HEADER = "iteration,loss,accuracy,learning_rate,seconds"  # of curve.csv
 
 
 class End(Exception):
     """The trial ends here: an exit code and a line that says why."""
-
-    def __init__(self, code, why):
-        super().__init__(why)
-        self.code = code
 
 
 # -- Training ------------------------------------------------------------------------------------------------
 def train(task, argv, stop):
     """Train a trial to its end, from its last checkpoint if it has one, and evaluate it -> the exit code."""
     args = task.args
-    if is_finished(task) and not args.overwrite:
+    if is_finished(task):
         return show(task)
     device = machine.choose_device(args.device)
     engine = machine.choose_engine(args, device)
     machine.prepare(engine, device, args.hidden)
-    stream = torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else contextlib.nullcontext()
-    with stream:
-        task.build(device)
-        trial = Trial(task, argv, device, engine)
-        with locked(task.folder):
-            trial.begin()
-            stop.saves = True
-            loop(trial, stop)
-            stop.saves = False  # all is saved: from here on a signal ends the process at once
-            trial.conclude()
+    if device.type == "cuda":  # a CUDA graph is not captured on the default stream
+        torch.cuda.set_stream(torch.cuda.Stream())
+    task.build(device)
+    trial = Trial(task, argv, device, engine)
+    with locked(task.folder):
+        trial.begin()
+        stop.saves = True
+        loop(trial, stop)
+        stop.saves = False  # all is saved: from here on a signal ends the process at once
+        trial.conclude()
     return 0
 
 
@@ -100,47 +94,38 @@ class Trial:
     """A model, its optimizer, how far they are, and their folder."""
 
     def __init__(self, task, argv, device, engine):
+        """The state before the first iteration; weights are drawn on the CPU."""
         self.task, self.args, self.folder = task, task.args, task.folder
         self.device, self.engine = device, engine
         self.generators = [torch, torch.cuda] if device.type == "cuda" else [torch]  # of dropout and the like
-        self.initialise()
-        size = sum(p.numel() for p in self.model.parameters())
-        self.about = {"task": task.home or task.name, "config": task.config, "parameters": size}
-        self.about |= machine.provenance(argv, engine, device)
-
-    def initialise(self):
-        """The state before the first iteration; weights are drawn on the CPU."""
         a = self.args
         torch.manual_seed(a.seed)
-        self.model = self.task.model().to(self.device)
-        self.rate = torch.zeros((), device=self.device)  # a tensor, so that a CUDA graph reads it anew
-        adam = dict(betas=(a.beta1, a.beta2), eps=a.eps, fused=True, capturable=self.engine.graph)
+        self.model = task.model().to(device)
+        self.rate = torch.zeros((), device=device)  # a tensor, so that a CUDA graph reads it anew
+        adam = dict(betas=(a.beta1, a.beta2), eps=a.eps, fused=True, capturable=engine.graph)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.rate, **adam)
         # Of loss, accuracy and gradient norm, since the last row of curve.csv
-        self.sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.iteration, self.seconds, self.rows, self.random = 0, 0.0, [], []
         self.earlier = []  # what is recorded of the processes that trained a part of it
         self.keep = True  # last.pt is good: the next save makes it previous.pt
+        size = sum(p.numel() for p in self.model.parameters())
+        self.about = {"task": task.home or task.name, "config": task.config, "parameters": size}
+        self.about |= machine.provenance(argv, engine, device)
 
     def begin(self):
         """Load last.pt; if it is damaged, previous.pt; else start anew. All lead to the same end."""
         if self.args.overwrite:
             clear(self.folder)
         for path in (self.folder / "last.pt", self.folder / "previous.pt"):
-            if self.iteration or not path.exists():
-                continue
             try:
-                self.resume(load(path, self.device))
-            except Exception as error:
-                if isinstance(error, OSError) or machine.is_out_of_memory(error):
-                    raise
-                print(f"{path} is passed over: {error!r:.200}", file=sys.stderr)
-                self.initialise()
+                if path.exists() and not self.iteration:
+                    self.resume(load(path, self.device))
+            except End as damaged:
+                print(f"{damaged.args[1]} and passed over", file=sys.stderr)
                 self.keep = False
         write_json(self.folder / "config.json", self.about)
         print(f"{self.folder}\n{self.about['parameters']:,} parameters, {self.about['device']}")
-        if self.device.type == "cpu" and self.args.scale == "paper" and "quick" in self.task.scales:
-            print("this size is for a GPU: --scale quick takes a minute")
         print(f"from iteration {self.iteration} on", flush=True)
         self.make_step()
         for source, state in zip(self.generators, self.random):  # rehearsals of the step draw too
@@ -154,10 +139,10 @@ class Trial:
         elif self.task.in_graph:
             if self.engine.compiled:  # a hundred small kernels become a handful
                 episode = torch.compile(episode, dynamic=False)
-            self.step = graphs.whole(lambda i: learn(self, episode(i)), first, self.tensors, self.device)
+            self.step = graphs.whole(lambda i: learn(self, episode(i)), first, self.tensors)
         else:
-            episode = functools.partial(episode, in_graph=True)
-            self.step = graphs.by_size(functools.partial(learn, self), episode, first, self.tensors)
+            batches = lambda i: episode(i, in_graph=True)
+            self.step = graphs.by_size(lambda batch: learn(self, batch), batches, first, self.tensors)
 
     def tensors(self):
         """What a training step changes."""
@@ -204,19 +189,18 @@ class Trial:
         loss, accuracy, _ = (self.sums / n).tolist()
         self.sums.zero_()
         self.rows.append([self.iteration, loss, accuracy, rate, round(self.seconds, 3)])
-        speed, left = self.iteration / self.seconds, self.args.iterations - self.iteration
-        time_left = datetime.timedelta(seconds=round(left / speed))
+        left = (self.args.iterations / self.iteration - 1) * self.seconds
         line = f"iteration {self.iteration}/{self.args.iterations}  loss {loss:.4f}  accuracy {accuracy:.4f}"
-        over = sys.stdout.isatty() and left  # on a terminal the next line is written over this one
-        print(f"{line}  {time_left} left", end="\x1b[K\r" if over else "\n", flush=True)
+        print(f"{line}  {datetime.timedelta(seconds=round(left))} left", flush=True)
 
     def write_curve(self):
-        lines = [HEADER, *(",".join(map(repr, row)) for row in self.rows)]
+        header = "iteration,loss,accuracy,learning_rate,seconds"
+        lines = [header, *(",".join(map(str, row)) for row in self.rows)]
         write(self.folder / "curve.csv", "\n".join([*lines, ""]).encode())
 
     def conclude(self):
         """Evaluate and write result.json; the checkpoint before the last is of no more use."""
-        self.write_curve()
+        self.write_curve()  # a kill may have come between last.pt and this
         self.model.eval()
         metrics = self.task.evaluate(self.model, self.engine)
         result = self.about | {
@@ -237,9 +221,11 @@ class Trial:
 
 
 def is_finished(task):
-    """Whether there is a result. Files of other flags are refused: they were edited or copied."""
+    """Whether there is a result to keep. Files of other flags are refused: they were edited or copied."""
+    if task.args.overwrite:
+        return False
     for name in ("config.json", task.file):
-        content = None if task.args.overwrite else read_json(task.folder / name)
+        content = read_json(task.folder / name)
         if content and (what := differences(content | content["config"], task.config)):
             raise Refused(f"{task.folder} {what} (--overwrite starts anew)")
     return (task.folder / task.file).exists()
@@ -276,12 +262,11 @@ class Stop:
 
     def __call__(self, number, frame):
         if not self.saves:
-            os.write(2, b"\nstopped; the same command continues\n")
+            os.write(2, b"\nstopped; the same command continues\n")  # print may have been interrupted
             os._exit(STOPPED)
         if self.requested and number == signal.SIGINT:
             os._exit(130)
-        if not self.requested:  # not print, which may have been interrupted
-            os.write(2, b"\nsaving after this iteration; Ctrl-C again stops at once\n")
+        os.write(2, b"\nsaving after this iteration; Ctrl-C again stops at once\n")
         self.requested = True
 
 
@@ -339,12 +324,8 @@ def load(path, device):
 @contextlib.contextmanager
 def locked(folder):
     """Create the folder, and keep other processes from it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "a+")  # noqa: SIM115 - closed when all is done
-    except OSError as error:
-        raise End(FAILED, f"cannot write to --out: {error}") from None
-    with file:
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
