@@ -25,11 +25,10 @@ def cores():
 
 
 def choose_device(name):
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
         raise Refused("--device cuda, but PyTorch finds no CUDA device here (use --device cpu)")
-    return torch.device(name)
+    return torch.device("cuda" if found and name != "cpu" else "cpu")
 
 
 class Engine(NamedTuple):

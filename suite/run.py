@@ -206,7 +206,7 @@ def start(script, task, jobs):
     """A trial's process, which writes to log.txt in the trial's folder."""
     task.folder.mkdir(parents=True, exist_ok=True)
     threads = 1 if task.args.hidden < 256 else max(1, machine.cores() // jobs)
-    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ | {PARENT: str(os.getpid())}
+    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ | {"SUITE_PARENT": str(os.getpid())}
     with open(task.folder / "log.txt", "a") as log:  # in its own session: the terminal's signals are for us
         how = dict(stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
         return subprocess.Popen([sys.executable, script, *task.words], **how)
@@ -234,7 +234,9 @@ def run_all(script, trials, jobs, stop):
             for process in [process for process in running if process.poll() is not None]:
                 one = running.pop(process)
                 codes.append(process.returncode)
-                print(f"ends: {shlex.join(one.words)}\n  exit code {codes[-1]}, see {one.folder}/log.txt")
+                log = one.folder / "log.txt"
+                last = "".join(log.read_text(errors="replace").splitlines()[-1:])
+                print(f"ends: {shlex.join(one.words)}\n  exit code {codes[-1]}: {last} ({log})")
                 left = (time.monotonic() - began) / 60 / len(codes) * (len(waiting) + len(running))
                 done = f"{before + codes.count(0)} of {len(trials)} done"
                 print(f"{done}, about {left:.0f} minutes left", flush=True)
@@ -248,12 +250,9 @@ def run_all(script, trials, jobs, stop):
     return max((code if code >= 0 else trial.FAILED for code in codes), default=0)
 
 
-PARENT = "SUITE_PARENT"  # in a job's environment, the process that started it
-
-
 def end_with_parent():
     """In a job, on Linux: be told to save and end when the parent dies, be it by kill -9."""
-    parent, set_death_signal = os.environ.get(PARENT), 1  # of prctl
+    parent, set_death_signal = os.environ.get("SUITE_PARENT"), 1  # of prctl
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
         if os.getppid() != int(parent):  # it has died already

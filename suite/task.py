@@ -138,7 +138,6 @@ class Task:
 
     def draw(self, k, shape):
         """(*shape, W) integers of the training distribution, from the key k alone."""
-        raise NotImplementedError
 
     def mass(self, rows):
         """The chance that a training draw is one of the rows: here all rows are equally likely."""
@@ -154,7 +153,6 @@ class Task:
 
     def episode(self, rows):
         """(B, W) integers -> the common.Episode of what is read and what is answered."""
-        raise NotImplementedError
 
     def build(self, device):
         """The held-out set, and a training row that is not in it."""

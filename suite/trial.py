@@ -179,8 +179,7 @@ class Trial:
 
     def require_finite(self):
         if not torch.stack([x.isfinite().all() for x in (self.sums, *self.model.parameters())]).all():
-            what = f"loss, gradient or weights are not finite at iteration {self.iteration}"
-            raise End(NOT_FINITE, f"{what}; the last good checkpoint is kept")
+            raise End(NOT_FINITE, f"not finite at iteration {self.iteration}; the last checkpoint is kept")
 
     def log(self, rate):
         """A row of curve.csv, means since the last one, and a line. This waits for the device."""
@@ -286,8 +285,7 @@ def write(path, content, keep=None):
         os.fsync(folder)
         os.close(folder)
     except OSError as error:
-        with contextlib.suppress(OSError):  # a full disk needs the room
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
         raise OSError(error.errno, error.strerror, str(path)) from None  # a full disk names no file
 
 
