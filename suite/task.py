@@ -1,6 +1,5 @@
 """What a script provides: a task, a subclass of `Task`, and its figures. README.md has a complete example."""
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -174,7 +173,8 @@ class Task:
     def evaluate(self, model, engine):
         """{name: number} of the held-out test."""
         episode = self.test_episode()
-        predictions, losses = common.answers(functools.partial(engine.logits, model), episode, self.batch)
+        logits = lambda inputs, steps: engine.logits(model, inputs, steps)
+        predictions, losses = common.answers(logits, episode, self.batch)
         metrics = common.sequence_metrics(episode, predictions, losses)
         return self.told(metrics, (predictions == episode.targets).cpu().numpy())
 

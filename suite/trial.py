@@ -108,7 +108,6 @@ class Trial:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.iteration, self.seconds, self.rows, self.random = 0, 0.0, [], []
         self.earlier = []  # what is recorded of the processes that trained a part of it
-        self.keep = True  # last.pt is good: the next save makes it previous.pt
         size = sum(p.numel() for p in self.model.parameters())
         self.about = {"task": task.home or task.name, "config": task.config, "parameters": size}
         self.about |= machine.provenance(argv, engine, device)
@@ -122,8 +121,8 @@ class Trial:
                 if path.exists() and not self.iteration:
                     self.resume(load(path, self.device))
             except End as damaged:
-                print(f"{damaged.args[1]} and passed over", file=sys.stderr)
-                self.keep = False
+                print(f"{damaged.args[1]}, so it is passed over", file=sys.stderr)
+                path.unlink()  # or the next save would make it previous.pt
         write_json(self.folder / "config.json", self.about)
         print(f"{self.folder}\n{self.about['parameters']:,} parameters, {self.about['device']}")
         print(f"from iteration {self.iteration} on", flush=True)
@@ -158,8 +157,7 @@ class Trial:
         content |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         content["random"] = [source.get_rng_state() for source in self.generators]
         content["processes"] = [*self.earlier, self.about | {"until": self.iteration}]
-        save(self.folder / "last.pt", content, self.folder / "previous.pt" if self.keep else None)
-        self.keep = True
+        save(self.folder / "last.pt", content, self.folder / "previous.pt")
         self.write_curve()
 
     def resume(self, saved):
