@@ -85,9 +85,8 @@ def prepare(engine, device, hidden=512):
 def is_out_of_memory(error):
     """Only some such errors are torch.OutOfMemoryError; while a graph is recorded it is in the context."""
     words = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
-    if not isinstance(error, RuntimeError):
-        return isinstance(error, MemoryError)
-    return any(word in str(error) for word in words) or is_out_of_memory(error.__context__)
+    here = isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    return here or (error is not None and is_out_of_memory(error.__context__))
 
 
 def peak_memory(device):

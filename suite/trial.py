@@ -52,7 +52,7 @@ def train(task, argv, stop):
         loop(trial, stop)
         stop.saves = False  # all is saved: from here on a signal ends the process at once
         trial.conclude()
-    return 0
+    return show(task)
 
 
 def loop(trial, stop):
@@ -214,7 +214,6 @@ class Trial:
         except ValueError:
             raise End(NOT_FINITE, f"a metric is not finite: {metrics}") from None
         (self.folder / "previous.pt").unlink(missing_ok=True)
-        show(self.task)
 
 
 def is_finished(task):
