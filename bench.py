@@ -107,4 +107,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run.exit_code("bench.py", main))

@@ -18,7 +18,7 @@ class Refused(ValueError):
     """The user's mistake, said in one line."""
 
 
-# -- The model (section 3.2): embedding -> joined with the encoding -> one layer -> linear readout -----------
+# -- The model (section 3.2): embedding -> joined with the encoding -> one layer -> linear readout
 class Model(nn.Module):
     """The whole network. The encoding's table covers `positions` steps; `blocks` is for Mamba alone."""
 
@@ -87,7 +87,7 @@ def learning_rate(i, peak, warmup, iterations):
     return peak / 2 * (1 + math.cos(math.pi * (i - warmup) / (iterations - warmup)))
 
 
-# -- Encodings of the time step (section 3.2, Appendices C and D) --------------------------------------------
+# -- Encodings of the time step (section 3.2, Appendices C and D)
 def sinusoid(positions, size):
     """(positions, size): sin and cos of t / 10000^(2i/size), interleaved, divided to unit norm (Eqs. 1-2)."""
     t = torch.arange(positions, dtype=torch.float64)[:, None]
@@ -222,7 +222,7 @@ ENCODINGS = {"none": Bare, "sin": Sinusoid, "random": Random, "learned": Learned
 ENCODINGS |= {"constant": Constant, "ramp": Ramp, "counter": Counter, "shuffled": Shuffled}  # our controls
 
 
-# -- Layers: layer(x, steps) maps (T, B, inputs) to the outputs at the answered steps, (M, B, H) -------------
+# -- Layers: layer(x, steps) maps (T, B, inputs) to the outputs at the answered steps, (M, B, H)
 def select(h, steps):
     """(T, B, H) -> the answered steps, (M, B, H)."""
     return h[steps] if isinstance(steps, slice) else h[steps.T, torch.arange(len(steps), device=h.device)]
@@ -360,7 +360,7 @@ class MambaStack(nn.Module):
 
 LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D, "mingru": MinGRU, "mamba": Mamba}
 
-# -- Data: integers are pure functions of (seed, stream, iteration), alike on every device -------------------
+# -- Data: integers are pure functions of (seed, stream, iteration), alike on every device
 TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # independent streams: batches, the held-out set, stability.py's pairs
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the int64 of the same bits
 
@@ -439,7 +439,7 @@ class HeldOut:
         return candidates[first, torch.arange(len(first), device=first.device)]
 
 
-# -- Metrics (section 4.1, Fig. 2) ---------------------------------------------------------------------------
+# -- Metrics (section 4.1, Fig. 2)
 def sequence_metrics(episode, predictions, losses):
     """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance, all without padding."""
     targets, predictions, losses = (x.cpu().numpy() for x in (episode.targets, predictions, losses))

@@ -211,7 +211,7 @@ def pair_up(types, train, valid):
     return types, train, valid
 
 
-# -- The model: pre-norm blocks of causal attention and a ReLU network, all weights N(0, 0.02) at first ------
+# -- The model: pre-norm blocks of causal attention and a ReLU network, all weights N(0, 0.02) at first
 class Rotary(common.Sinusoid):
     """It turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by the angles t / 10000^(2i/d)."""
 

@@ -174,7 +174,7 @@ def fig15(runs):
     yield higher(text, runs.values(early, pe="none"), runs.values(early, pe="sin"))
 
 
-# -- Batches, and the model that reads them ------------------------------------------------------------------
+# -- Batches, and the model that reads them
 class Batch(NamedTuple):
     """N pairs of a piece and the next one, packed: those of time step 0, then those of step 1, ..."""
 

@@ -40,7 +40,7 @@ BEGIN = "<!-- made by python report.py --write from here on: edit above this lin
 END = "<!-- made by python report.py --write up to here: edit below this line only -->"
 
 
-# -- Finished trials -----------------------------------------------------------------------------------------
+# -- Finished trials
 def listed(task, name, scale, out, words=()):
     args, given = run.parse(task, ["--scale", scale, "--out", str(out), *words])
     return run.listed(task, args, given, name)
@@ -93,7 +93,7 @@ def verdicts_at(scale, out):
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
 
 
-# -- What is told of a figure --------------------------------------------------------------------------------
+# -- What is told of a figure
 def short(x, digits=3):
     """A number in few characters."""
     if abs(x) >= 10:
@@ -178,7 +178,7 @@ def told(task, name, scale, out, words=(), folder="."):
     yield from (f"- {line}" for line in (*notes, *verdicts))
 
 
-# -- RESULTS.md: between two markers all is made, above and below them is what a person wrote ----------------
+# -- RESULTS.md: between two markers all is made, above and below them is what a person wrote
 def page(out, folder):
     """The lines between the markers."""
     for task, name, _ in figures_at("desk"):
@@ -199,7 +199,7 @@ def write_page(path, out):
     trial.write(path, f"{head}{BEGIN}\n{made}\n\n{END}{tail}".encode())
 
 
-# -- The command line ----------------------------------------------------------------------------------------
+# -- The command line
 def task_in(script):
     """The task of a script, be it one of this suite's or a user's."""
     path = Path(script)

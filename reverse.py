@@ -186,7 +186,7 @@ class DualFrequency(Reverse):
         return metrics | {"by_condition": dict(zip(CONDITIONS, by_condition.tolist()))}
 
 
-# -- Figures: what is told of their trials, and verdicts -----------------------------------------------------
+# -- Figures: what is told of their trials, and verdicts
 def crossing(vocabs, accuracies):
     """log2 of the K at which accuracy falls to 95%: the first time, from the smallest K on, along a straight
     line between neighbours. Below at the smallest K counts as that K, never below as the largest."""

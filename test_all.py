@@ -72,7 +72,7 @@ CARDS = {name: value for name, value in os.environ.items() if name == "CUDA_VISI
 os.environ |= {} if "--on-card" in sys.argv else {"CUDA_VISIBLE_DEVICES": ""}
 
 
-# -- Command lines, in this process or in others; tasks; what trials leave; assertions on numbers ------------
+# -- Command lines, in this process or in others; tasks; what trials leave; assertions on numbers
 @contextlib.contextmanager
 def workplace():
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -191,7 +191,7 @@ def assert_uniform(outcomes, cells):
     chi_square_is_clean(list(counts.values()), [counts.total() / cells] * cells)
 
 
-# -- common.py: the released code's numbers, and every part by hand ------------------------------------------
+# -- common.py: the released code's numbers, and every part by hand
 THEIRS = dict(embedding="embedding.weight", readout_w="readout.weight", readout_b="readout.bias")  # -> ours
 THEIRS |= dict(w_ih="layer.weight_ih_l0", w_hh="layer.weight_hh_l0", b_ih="layer.bias_ih_l0")
 THEIRS |= dict(b_hh="layer.bias_hh_l0", in_proj_w="layer.project.weight", in_proj_b="layer.project.bias")
@@ -402,7 +402,7 @@ def test_training_is_adam_by_hand():
             assert torch.allclose(p, saved[name], rtol=0, atol=2e-5), name
 
 
-# -- Data: what is drawn, held out, asked and counted --------------------------------------------------------
+# -- Data: what is drawn, held out, asked and counted
 def test_a_batch_depends_on_the_seed_and_the_iteration_alone(device=CPU, drawn=lambda draw: draw):
     for script, flags in BATTERY:
         words = f"--vocab 50 --length 6 --batch 40 {flags}"
@@ -499,7 +499,7 @@ def test_evaluation_by_hand():
                 assert read_and_answered(episode, row)[1] == {15 - p: task.held_out.rows[row, p].item()}
 
 
-# -- The fast engine: the plain models' numbers and gradients ------------------------------------------------
+# -- The fast engine: the plain models' numbers and gradients
 def compare_engines(words, script=Reverse, dtype=torch.float64, tolerance=1e-10):
     torch.manual_seed(0)
     task = task_of(f"--vocab 8 --batch 7 --hidden 10 --embed 6 --held-out 20 {words}", script, build=True)
@@ -549,7 +549,7 @@ def test_an_iteration_never_waits_for_its_device():
         trial.learn(t, t.task.training_episode(torch.zeros((), dtype=torch.int64, device=meta)))
 
 
-# -- One trial: whatever disturbs it, it ends with the same bits ---------------------------------------------
+# -- One trial: whatever disturbs it, it ends with the same bits
 LONG = f"{SMOKE} --iterations 60 --save-every 10 --log-every 10 --snapshot-every 15"
 
 
@@ -704,7 +704,7 @@ def test_what_a_trial_leaves():
         assert np.allclose(seldom[:, 1:3], each.mean(1), rtol=1e-6)
 
 
-# -- Flags; many trials --------------------------------------------------------------------------------------
+# -- Flags; many trials
 REFUSED = {  # after --scale smoke
     Reverse: """--vocab 1, --vocab 2147483648, --vocab x, --lr nan, --lr -1, --embed 7, --seed 5-3, --x 1, x,
         --seed 0-4, --vocab 2 --length 3, --vocab 2 --length 3 --held-out 5, --length 4 --min-length 5,
@@ -814,12 +814,12 @@ def test_all_stops_all_and_continues_and_no_job_outlives_it():
                     fcntl.flock(file, fcntl.LOCK_EX)  # until its job has ended
             assert not list(Path().rglob("result.json"))
             child = fork(words)
-        assert wait(child) == 0 and re.search(r"fig2.*4 of 4", Path("stdout").read_text()), "it reports"
+        assert wait(child) == 0 and re.search(r"fig2\n.*4 of 4 trials", Path("stdout").read_text()), "it reports"
         parts = [read_json(path)["earlier"] for path in Path().rglob("result.json")]
         assert len(parts) == 4 and sum(map(bool, parts)) == 2
 
 
-# -- Statistics and verdicts ---------------------------------------------------------------------------------
+# -- Statistics and verdicts
 def test_statistics_are_the_textbooks():
     table = {(0.025, 1): 12.7062, (0.025, 4): 2.7764, (0.05, 8): 1.8595, (0.005, 5): 4.0321}
     for (tail, freedom), t in table.items():
@@ -874,7 +874,7 @@ def test_the_vocabulary_that_is_handled_by_hand():
         close(reverse.crossings(made_up(cells), pe="sin"), [wanted], 1e-9)
 
 
-# -- report.py, RESULTS.md, README.md, the house -------------------------------------------------------------
+# -- report.py, RESULTS.md, README.md, the house
 def reports(words):
     with mock.patch.object(pictures, "CAN_DRAW", False):
         return ends(0, words, report)
@@ -983,7 +983,7 @@ def test_imports_run_down_only_and_stand_at_the_top():
                 assert not up and (optional or node not in inside), f"{importer} imports {name}"
 
 
-# -- stability.py, held to the Jacobian of the model's own forward pass --------------------------------------
+# -- stability.py, held to the Jacobian of the model's own forward pass
 def jacobian(model, row, target):
     """d output / d state, the state right after the target (of S4D without C)."""
     x, layer = model.encoding.join(model.embedding(row[:, None])), model.layer
@@ -1071,7 +1071,7 @@ def test_stability_of_a_trial():
         assert outcome(folder) == before and not path.exists()
 
 
-# -- Language models -----------------------------------------------------------------------------------------
+# -- Language models
 TEXT = (HERE / "common.py").read_text()[:12_000]
 
 
@@ -1258,7 +1258,7 @@ def test_tokens_are_those_of_sentencepiece():
     assert targets == [w[:33] for w in wanted if len(w) > 1]
 
 
-# -- CUDA: what needs a card ---------------------------------------------------------------------------------
+# -- CUDA: what needs a card
 def with_card(*words):
     """Python in a process of its own that sees the cards."""
     there = {name: x for name, x in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | CARDS

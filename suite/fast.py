@@ -18,7 +18,7 @@ import common
 from suite.graphs import pointwise
 from suite.sweeps import gru_sweep, lstm_sweep
 
-# -- The layers: their input's weight and bias, and what they make of its table and clock --------------------
+# -- The layers: their input's weight and bias, and what they make of its table and clock
 SWEEPS = {common.GRU: gru_sweep, common.LSTM: lstm_sweep}
 
 
@@ -77,7 +77,7 @@ def convolved(layer, table, clock, tokens, steps, compiled):
     return layer.emit(y.flip(1) + layer.D[:, None, None] * direct, steps)
 
 
-# -- The models ----------------------------------------------------------------------------------------------
+# -- The models
 def occurring(model, tokens):
     """Embeddings of the integers that occur and, last, the command's; tokens as their places there."""
     if tokens.device.type != "cpu":  # a GPU would be waited for: of all integers
@@ -119,7 +119,7 @@ def loss_and_accuracy(model, episode, compiled=False):
     return cross_entropy(answered, model.readout, episode.targets.T.flatten(), episode.share(), compiled)
 
 
-# -- Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together -------------
+# -- Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together
 CHUNK, CUDA_CHUNK = 2**25, 2**23  # logits that exist at a time; on CUDA they stay in the card's cache
 
 

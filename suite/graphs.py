@@ -6,7 +6,7 @@ import warnings
 import torch
 
 
-# -- Compiling, and what else PyTorch can do on a device -----------------------------------------------------
+# -- Compiling, and what else PyTorch can do on a device
 @functools.cache
 def pointwise(function, compiled):
     """The function, compiled if wanted: for the first sizes that come, then once more for all others."""
@@ -39,7 +39,7 @@ def onednn_is_exact():
     return bool((product - exact).norm() < 1e-6 * exact.norm())
 
 
-# -- CUDA graphs: a step is recorded once, then started by a single launch -----------------------------------
+# -- CUDA graphs: a step is recorded once, then started by a single launch
 def record(once, state, pool=None):
     """A CUDA graph of `once`, which is rehearsed first; what that changes, the list state(), is restored."""
     before = {x: x.detach().clone() for x in state()}

@@ -80,7 +80,7 @@ PLUMBING = [flag._replace(science=False) for flag in PLUMBING]
 NOT_CARRIED = {"list", "all", "jobs"}  # into the commands of trials
 
 
-# -- From words to a trial -----------------------------------------------------------------------------------
+# -- From words to a trial
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(trial.BAD_FLAGS, f"{self.prog}: error: {' '.join(str(message).split())}\n")
@@ -178,7 +178,7 @@ def as_words(flags):
     return words
 
 
-# -- The trials of a figure ----------------------------------------------------------------------------------
+# -- The trials of a figure
 def listed(task, args, given, figure):
     """The tasks of a figure's trials, or of all figures'; each knows its row of the figure and its command.
 
@@ -234,9 +234,8 @@ def run_all(script, trials, jobs, stop):
             for process in [process for process in running if process.poll() is not None]:
                 one = running.pop(process)
                 codes.append(process.returncode)
-                log = one.folder / "log.txt"
-                last = "".join(log.read_text(errors="replace").splitlines()[-1:])
-                print(f"ends: {shlex.join(one.words)}\n  exit code {codes[-1]}: {last} ({log})")
+                last = "".join((one.folder / "log.txt").read_text(errors="replace").splitlines()[-1:])
+                print(f"ends: {shlex.join(one.words)}\n  exit code {codes[-1]}: {last}")
                 left = (time.monotonic() - began) / 60 / len(codes) * (len(waiting) + len(running))
                 done = f"{before + codes.count(0)} of {len(trials)} done"
                 print(f"{done}, about {left:.0f} minutes left", flush=True)
@@ -259,7 +258,7 @@ def end_with_parent():
             raise SystemExit(trial.STOPPED)
 
 
-# -- A script's command line ---------------------------------------------------------------------------------
+# -- A script's command line
 def main(task, argv=None):
     """-> the exit code"""
     end_with_parent()

@@ -22,7 +22,7 @@ import torch
 from suite.graphs import pointwise
 
 
-# -- One step for CUDA: what torch.compile makes one loop of -----------------------------------------------
+# -- One step for CUDA: what torch.compile makes one loop of
 def tanh(x):
     """By exp, as a sigmoid: torch's own is slow on some CPUs."""
     return 2 * (2 * x).sigmoid() - 1
@@ -80,7 +80,7 @@ def gru_step_back(rows, columns, h_before, d_out, d_h, d_state, d_rows, d_column
     d_state.copy_(d * z)
 
 
-# -- The same on a CPU, where no trial waits for a compiler: few operators, in place -------------------------
+# -- The same on a CPU, where no trial waits for a compiler: few operators, in place
 sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
@@ -144,7 +144,7 @@ def of_device(step, in_place, *how):
     return in_place if by_operators(*how) else pointwise(step, how[-1])
 
 
-# -- The sweeps ----------------------------------------------------------------------------------------------
+# -- The sweeps
 def tokens_of(sizes, tokens):
     """Those of every step, or None."""
     starts = itertools.accumulate([0, *sizes[:-1]])

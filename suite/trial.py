@@ -33,7 +33,7 @@ class End(Exception):
     """The trial ends here: an exit code and a line that says why."""
 
 
-# -- Training ------------------------------------------------------------------------------------------------
+# -- Training
 def train(task, argv, stop):
     """Train a trial to its end, from its last checkpoint if it has one, and evaluate it -> the exit code."""
     args = task.args
@@ -125,6 +125,8 @@ class Trial:
                 path.unlink()  # or the next save would make it previous.pt
         write_json(self.folder / "config.json", self.about)
         print(f"{self.folder}\n{self.about['parameters']:,} parameters, {self.about['device']}")
+        if self.device.type == "cpu" and self.args.scale == "paper" and "quick" in self.task.scales:
+            print("this size is for a GPU: --scale quick takes a minute")
         print(f"from iteration {self.iteration} on", flush=True)
         self.make_step()
         for source, state in zip(self.generators, self.random):  # rehearsals of the step draw too
@@ -237,13 +239,14 @@ def differences(before, config):
 def show(task):
     """Print the metrics -> 0."""
     print(f"{task.folder} is finished")
-    for name, value in read_json(task.folder / "result.json")["metrics"].items():
+    metrics = read_json(task.folder / "result.json")["metrics"]
+    for name, value in reversed(metrics.items()):  # the first one last, where --all finds it
         if isinstance(value, int | float):
             print(f"{name.replace('_', ' ')}: {value:.6g}")
     return 0
 
 
-# -- Signals -------------------------------------------------------------------------------------------------
+# -- Signals
 class Stop:
     """Hears signals. After the first the iteration ends and is saved; a second Ctrl-C ends at once.
 
@@ -266,7 +269,7 @@ class Stop:
         self.requested = True
 
 
-# -- Files: written whole or not at all ----------------------------------------------------------------------
+# -- Files: written whole or not at all
 def write(path, content, keep=None):
     """Replace `path`; what was there before becomes `keep`."""
     temporary = path.with_name(f".{path.name}.tmp")

@@ -18,7 +18,7 @@ LEVEL = 0.025  # of each of the two directions: together a 95% interval
 ENOUGH = 3  # trials on each side
 
 
-# -- Finished trials -----------------------------------------------------------------------------------------
+# -- Finished trials
 class Run(NamedTuple):
     """A finished trial."""
 
@@ -67,7 +67,7 @@ def with_article(model):
     return {"gru": "a GRU", "lstm": "an LSTM", "mingru": "a minGRU"}.get(model, name_of(model))
 
 
-# -- Student's t ---------------------------------------------------------------------------------------------
+# -- Student's t
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)
 
 
@@ -141,7 +141,7 @@ def difference(plus, minus=()):
     return Difference(float(value), float(np.sqrt(total)), float(freedom), min(map(len, samples)))
 
 
-# -- Verdicts ------------------------------------------------------------------------------------------------
+# -- Verdicts
 class Verdict(NamedTuple):
     text: str  # a sentence that says task, model, K and L where the figure's title does not
     numbers: str = ""  # none where there are too few trials
