@@ -34,9 +34,7 @@ def add_to(task, title, cell, thirds=False):
             text = f"{title}: the {THIRDS[bands]} third of its frequencies alone helps."
             yield better(text, runs.values(bands=bands), controls)
 
-    @task.figure(
-        "models-of-today", f"{title}: minGRU, and one block of Mamba", {"desk": today}, picture=False
-    )
+    @task.figure("models-of-today", f"{title}: minGRU; one block of Mamba", {"desk": today}, picture=False)
     def models_of_today(runs):
         yield gain(runs, f"{title}: the clock helps a minGRU.", model="mingru")
         yield gain(runs, f"{title}: the clock helps one block of Mamba.", model="mamba")
@@ -60,9 +58,7 @@ def mamba(task):
         for vocab in runs.all("vocab"):
             yield gain(runs, f"The clock helps one block of Mamba at K = {vocab}.", vocab=vocab)
 
-    @task.figure(
-        "mamba", "Mamba of one block and of two, L = 32", {"desk": deep}, x=("pe", "blocks", "vocab")
-    )
+    @task.figure("mamba", "Mamba of one block and of two", {"desk": deep}, x=("pe", "blocks", "vocab"))
     def of_depth(runs):
         for blocks, vocab in ((1, 16), (2, 16), (2, 256)):
             text = f"The clock helps Mamba of {blocks} block{'s' * (blocks > 1)} at K = {vocab}."

@@ -71,10 +71,8 @@ def load(figure, trials):
 
 
 def figures_at(scale):
-    for task in TASKS:
-        for name, figure in task.figures.items():
-            if scale in figure.grids:
-                yield task, name, figure
+    found = [(task, *figure) for task in TASKS for figure in task.figures.items()]
+    return [one for one in found if scale in one[2].grids]
 
 
 @functools.cache
@@ -122,13 +120,9 @@ def table(figure, runs):
             words = ["-" if value is None else str(value) for value in cell]
             each = " ".join(short(value, 2) for value in values)
             rows.append([*words, short(np.mean(values)), interval, str(len(values)), *means, each])
-    yield from aligned(rows)
-
-
-def aligned(rows):
-    """Rows of words -> lines in which they stand in columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(word.ljust(w) for word, w in zip(row, widths)).rstrip() for row in rows]
+    for row in rows:
+        yield "  ".join(word.ljust(w) for word, w in zip(row, widths)).rstrip()
 
 
 def sentence(verdict):

@@ -529,7 +529,7 @@ def test_engines_agree():
 
 
 def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
-    patches = [mock.patch.object(sweeps, "by_operators", lambda *_: False)]  # the twins for CUDA
+    patches = [mock.patch.object(sweeps, "of_device", lambda step, *_: step)]  # the twins for CUDA
     patches += [mock.patch.object(fast, "CHUNK", chunk) for chunk in (7, 50)]  # of rows
     for kind, patch, flags in itertools.product(PAPERS, patches, ("--min-length 3", "--pe learned", "")):
         with patch:
@@ -814,7 +814,9 @@ def test_all_stops_all_and_continues_and_no_job_outlives_it():
                     fcntl.flock(file, fcntl.LOCK_EX)  # until its job has ended
             assert not list(Path().rglob("result.json"))
             child = fork(words)
-        assert wait(child) == 0 and re.search(r"fig2\n.*4 of 4 trials", Path("stdout").read_text()), "it reports"
+        assert wait(child) == 0 and re.search(r"fig2\n.*4 of 4 trials", Path("stdout").read_text()), (
+            "it reports"
+        )
         parts = [read_json(path)["earlier"] for path in Path().rglob("result.json")]
         assert len(parts) == 4 and sum(map(bool, parts)) == 2
 
@@ -1183,7 +1185,7 @@ def test_packed_paragraphs_equal_padded_ones():
     rows = [torch.tensor(x[:33]) for x in PIECES]
     rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     targets, real = rows[:, 1:].clamp(min=0), rows[:, 1:] >= 0
-    known, as_on_cuda = targets[real] != 0, mock.patch.object(sweeps, "by_operators", lambda *_: False)
+    known, as_on_cuda = targets[real] != 0, mock.patch.object(sweeps, "of_device", lambda step, *_: step)
     cases = [*itertools.product(("gru", "lstm"), ("none", "dup", *TABLES)), ("lstm", "learned --combine add")]
     for kind, pe in cases:
         with workplace():

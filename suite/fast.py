@@ -4,9 +4,6 @@ The input weights meet every integer and every step once, not every row: a layer
 clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves only what is answered, and what all rows
 share only once. The readout's logits exist in chunks, and their gradients are computed with them. Products
 are in the precision of the table (bfloat16, say).
-
-What a step computes is written twice: for CUDA, where it is compiled if that works (`compiled`), and for a
-CPU, as few operators in place.
 """
 
 import math
@@ -20,14 +17,7 @@ from suite.sweeps import gru_sweep, lstm_sweep
 
 # -- The layers: their input's weight and bias, and what they make of its table and clock
 SWEEPS = {common.GRU: gru_sweep, common.LSTM: lstm_sweep}
-
-
-def knows(layer, encoding):
-    """Whether a model of these classes is computed here.
-
-    A layer's input must be a sum over token and step, which an encoding with a `join` of its own may not be.
-    """
-    return layer in (*SWEEPS, common.S4D) and encoding.join is common.Encoding.join
+KNOWN = common.GRU, common.LSTM, common.S4D  # whose input must be a sum over token and step
 
 
 def input_weights(layer):
@@ -106,11 +96,6 @@ def features(model, inputs, steps, commands=0, compiled=False):
         return convolved(layer, table, clock, tokens, steps, compiled)
     h = SWEEPS[type(layer)](layer, table, clock, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)
-
-
-def logits(model, inputs, steps, compiled=False):
-    """(B, T) integers -> (M, B, K) at the answered steps."""
-    return model.readout(features(model, inputs, steps, compiled=compiled))
 
 
 def loss_and_accuracy(model, episode, compiled=False):

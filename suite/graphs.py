@@ -72,7 +72,7 @@ def whole(step, first, state):
     return lambda i: graph.replay()  # whose counter is at i already
 
 
-def by_size(learn, episode, first, state):
+def by_size(learn, episode, state):
     """One graph of learn(batch) for every size of batch -> a function of i.
 
     A size's first batch stays as its input: later ones are copied into it before the replay. The graphs share
@@ -80,18 +80,14 @@ def by_size(learn, episode, first, state):
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()
 
-    def of(batch):
+    def step(i):
+        batch = episode(i)
         size = tuple(x.shape for x in batch)
         if size not in graphs:
             graphs[size] = record(lambda: learn(batch), state, pool), batch
-        return graphs[size]
-
-    def step(i):
-        batch = episode(i)
-        graph, there = of(batch)
+        graph, there = graphs[size]
         for into, x in zip(there, batch):
             into.copy_(x)
         graph.replay()
 
-    of(episode(first))  # before the clock starts
     return step

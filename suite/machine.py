@@ -49,7 +49,7 @@ class Engine(NamedTuple):
     def logits(self, model, inputs, steps):
         """(M, B, K)"""
         if self.name == "fast":
-            return fast.logits(model, inputs, steps, self.compiled)
+            return model.readout(fast.features(model, inputs, steps, compiled=self.compiled))
         return model(inputs, steps)
 
 
@@ -58,7 +58,8 @@ def choose_engine(args, device):
     cuda, name = device.type == "cuda", args.engine
     if not cuda and args.precision in ("tf32", "bf16"):
         raise Refused(f"--precision {args.precision} is for CUDA; on a CPU products are in fp32")
-    known = name != "torch" and fast.knows(common.LAYERS[args.model], common.ENCODINGS[args.pe])
+    known = name != "torch" and common.LAYERS[args.model] in fast.KNOWN
+    known = known and common.ENCODINGS[args.pe].join is common.Encoding.join  # a user's may do otherwise
     if name == "fast" and not known:
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
     if name == "auto":  # torch.nn has a good kernel for an LSTM on a CPU

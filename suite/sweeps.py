@@ -135,13 +135,10 @@ def gru_step_back_in_place(rows, columns, h_before, d_out, d_h, d_state, d_rows,
     sigmoid_back.grad_input(d_both, both, grad_input=d_both)
 
 
-def by_operators(gates, weight, compiled):
-    """Whether a layer is swept by a few operators."""
-    return gates.device.type == "cpu" and gates.dtype == weight.dtype and not compiled
-
-
-def of_device(step, in_place, *how):
-    return in_place if by_operators(*how) else pointwise(step, how[-1])
+def of_device(step, in_place, gates, weight, compiled):
+    """Which of the two computes these."""
+    on_cpu = gates.device.type == "cpu" and gates.dtype == weight.dtype and not compiled
+    return in_place if on_cpu else pointwise(step, compiled)
 
 
 # -- The sweeps

@@ -143,7 +143,7 @@ class Trial:
             self.step = graphs.whole(lambda i: learn(self, episode(i)), first, self.tensors)
         else:
             batches = lambda i: episode(i, in_graph=True)
-            self.step = graphs.by_size(lambda batch: learn(self, batch), batches, first, self.tensors)
+            self.step = graphs.by_size(lambda batch: learn(self, batch), batches, self.tensors)
 
     def tensors(self):
         """What a training step changes."""

@@ -1,11 +1,7 @@
 """Statistics, and verdicts on what trials show.
 
 A verdict is a sentence and what a t test says of it: yes (the 95% interval of a difference lies above zero),
-no (below: the opposite is shown), or undecided. A figure's verdicts are a generator in plain Python:
-
-    def echo(runs):
-        for vocab in (256, 1024):
-            yield gain(runs, f"The clock helps at K = {vocab}.", vocab=vocab)
+no (below: the opposite is shown), or undecided. README.md has an example.
 """
 
 import functools
@@ -110,12 +106,12 @@ class Difference(NamedTuple):
     freedom: float  # Welch's and Satterthwaite's degrees of freedom
     n: int  # the smallest sample
 
-    def above(self, threshold=0.0):
-        """The chance of a difference so large if the true one were not above the threshold."""
-        return self.tail(self.value - threshold)
+    def above(self):
+        """The chance of a difference so large if there were none."""
+        return self.tail(self.value)
 
-    def below(self, threshold=0.0):
-        return self.tail(threshold - self.value)
+    def below(self, margin=0.0):
+        return self.tail(margin - self.value)
 
     def tail(self, distance):
         if self.error == 0:  # all values of every sample are the same
