@@ -1,8 +1,4 @@
-"""Statistics, and verdicts on what trials show.
-
-A verdict is a sentence and what a t test says of it: yes (the 95% interval of a difference lies above zero),
-no (below: the opposite is shown), or undecided. README.md has an example.
-"""
+"""Statistics, and verdicts on what trials show: report.py says what yes, no and undecided mean."""
 
 import functools
 from pathlib import Path
