@@ -3,7 +3,7 @@
     python bench.py                                       # configurations of the paper's size
     python bench.py --only lstm-sin-256 --precision fp32  # one of them; all other flags are reverse.py's
 
-Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in PyTorch's defaults.
+Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in the same precision.
 The suite's step is the training loop's own and draws its batch too. Both take turns in one process.
 """
 

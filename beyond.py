@@ -1,10 +1,10 @@
-"""Beyond the paper: what in the clock helps? And Mamba. Figures that reverse.py and delayed_add.py share.
+"""Beyond the paper: what in the clock helps? And Mamba. Figures of reverse.py and delayed_add.py.
 
-python delayed_add.py --scale desk --all clocks     # parts of the sinusoid, other clocks, a part of the steps
+python delayed_add.py --scale desk --all clocks     # parts of the sinusoid, other clocks, fewer steps
 python reverse.py --scale desk --all mamba          # Mamba of one block and of two
 """
 
-from suite.task import SEEDS, cross
+from suite.task import SEEDS, WITH_CONSTANT, cross
 from suite.verdicts import all_of, better, difference, gain, higher
 
 THIRDS = {"0:0.3334": "fast", "0.3334:0.6667": "middle", "0.6667:1": "slow"}
@@ -42,16 +42,15 @@ def add_to(task, title, cell, thirds=False):
 
 ONE_BLOCK = dict(model="mamba", length=32, hidden=64, embed=64, lr=2e-2, iterations=2000)
 DEPTH = dict(model="mamba", length=32, hidden=64, embed=64, iterations=4000)
-RATES = {1: 3e-2, 2: 1e-2}  # of each number of blocks, the best for none on seed 100
+DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)  # blocks, K, the rate best for pe none on seed 100
 
 
 def mamba(task):
     """The figures of Mamba in reverse ordering."""
     rows = cross(**ONE_BLOCK, pe=["none", "constant", "dup", "sin"], vocab=[16, 64, 256, 1024], seed=SEEDS)
     deep = []
-    for blocks, vocab in ((1, 16), (2, 16), (2, 256)):
-        cell = dict(blocks=blocks, vocab=vocab, lr=RATES[blocks])
-        deep += cross(**DEPTH, **cell, pe=["none", "constant", "sin"], seed=SEEDS)
+    for blocks, vocab, lr in DEPTHS:
+        deep += cross(**DEPTH, blocks=blocks, vocab=vocab, lr=lr, pe=WITH_CONSTANT, seed=SEEDS)
 
     @task.figure("mamba-vocab", "One block of Mamba, L = 32", {"desk": rows})
     def of_one_block(runs):
@@ -60,7 +59,7 @@ def mamba(task):
 
     @task.figure("mamba", "Mamba of one block and of two", {"desk": deep}, x=("pe", "blocks", "vocab"))
     def of_depth(runs):
-        for blocks, vocab in ((1, 16), (2, 16), (2, 256)):
+        for blocks, vocab, _ in DEPTHS:
             text = f"The clock helps Mamba of {blocks} block{'s' * (blocks > 1)} at K = {vocab}."
             yield gain(runs, text, blocks=blocks, vocab=vocab)
         value = lambda pe, blocks: runs.values(pe=pe, blocks=blocks, vocab=16)

@@ -81,7 +81,7 @@ def answers(model, episode, batch):
 
 
 def learning_rate(i, peak, warmup, iterations):
-    """The rate of iteration i = 1..N: linear warm-up, then half a cosine that ends at 0."""
+    """The rate of iteration i, from 1 on: linear warm-up, then half a cosine that ends at 0."""
     if i <= warmup:
         return peak * i / warmup
     return peak / 2 * (1 + math.cos(math.pi * (i - warmup) / (iterations - warmup)))
@@ -143,8 +143,8 @@ class Sinusoid(Encoding):
     def make(self, positions, size):
         if size % 2:
             raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
-        n = size // 2  # of these frequencies, the first that is kept and one past the last
-        first, stop = (sum(i / n < x for i in range(n)) for x in self.bands)
+        n = size // 2
+        first, stop = (sum(i / n < x for i in range(n)) for x in self.bands)  # so many lie before each end
         if first == stop:
             raise Refused(f"--bands {self.bands[0]:g}:{self.bands[1]:g} keeps none of the {n} frequencies")
         table = sinusoid(positions, size)  # in double precision

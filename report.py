@@ -71,8 +71,7 @@ def load(figure, trials):
 
 
 def figures_at(scale):
-    found = [(task, *figure) for task in TASKS for figure in task.figures.items()]
-    return [one for one in found if scale in one[2].grids]
+    return [(task, *one) for task in TASKS for one in task.figures.items() if scale in one[1].grids]
 
 
 @functools.cache
@@ -145,7 +144,7 @@ def made_by(runs):
 
 
 def judged(task, name, scale, out, trials, runs):
-    """The verdicts of these trials: of the figure's own seeds corrected, of others not, of a part none."""
+    """The verdicts: corrected of the figure's own trials, as they are of other seeds, none of a part."""
     these, grid = ({one.folder for one in x} for x in (trials, listed(task, name, scale, out)))
     if {one.parent for one in these} != {one.parent for one in grid}:
         return []
@@ -200,8 +199,10 @@ def task_in(script):
     if not path.is_file():
         raise Refused(f"there is no {script}")
     sys.path.insert(0, str(path.resolve().parent))
-    found = [one for one in vars(importlib.import_module(path.stem)).values() if isinstance(one, type)]
-    return next(one for one in found if one.__module__ == path.stem and "figures" in vars(one))
+    for one in vars(importlib.import_module(path.stem)).values():
+        if isinstance(one, type) and one.__module__ == path.stem and "figures" in vars(one):
+            return one
+    raise Refused(f"{script} has no figures")
 
 
 def main():
@@ -226,7 +227,7 @@ def obey(args, names, words):
     for task in tasks:
         for name in names[1:] or task.figures:
             with contextlib.nullcontext() if names[1:] else contextlib.suppress(Refused):
-                for line in told(task, name, args.scale, args.out, words):  # refused where no trial has words
+                for line in told(task, name, args.scale, args.out, words):  # Refused: no trial has the flags
                     print(textwrap.fill(line, 79, subsequent_indent="  ") if line.startswith("- ") else line)
     return 0
 

@@ -57,7 +57,9 @@ class Reverse(Task):
         "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
     }
     flags = (
-        Flag("min_length", None, "draw each row's length from N..L; --held-out counts per length", int, 1),
+        Flag(
+            "min_length", None, "draw each row's length from this to L; --held-out counts per length", int, 1
+        ),
         Flag("dual_freq", False, "half of the integers are seven times rarer (section 4.2)", bool),
     )
 
@@ -146,7 +148,7 @@ class DualFrequency(Reverse):
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
     def patterns(self):
-        """{which positions are Rare: [(condition, target's position), ...] that need such sequences}.
+        """{pattern, True where Rare: [(condition, position of the target), ...] that use it}.
 
         Those of one pattern are drawn together, so that none is used twice.
         """
@@ -189,14 +191,14 @@ class DualFrequency(Reverse):
 # -- Figures: what is told of their trials, and verdicts
 def crossing(vocabs, accuracies):
     """log2 of the K at which accuracy falls to 95%: the first time, from the smallest K on, along a straight
-    line between neighbours. Below at the smallest K counts as that K, never below as the largest."""
-    below = min((i for i, x in enumerate(accuracies) if x < 0.95), default=len(vocabs) - 1)
+    line between neighbours. If the smallest K is below, it is that K; if none is, the largest."""
+    below = next((i for i, x in enumerate(accuracies) if x < 0.95), len(vocabs) - 1)
     at = [below, max(0, below - 1)]
     return np.interp(0.95, [accuracies[i] for i in at], [np.log2(vocabs[i]) for i in at])
 
 
 def crossings(runs, **where):
-    """Of each seed that has all vocabularies."""
+    """The crossing of each seed that has all vocabularies."""
     vocabs, found = sorted(runs.all("vocab", **where)), []
     for seed in runs.all("seed", **where):
         accuracies = [x for k in vocabs for x in runs.values(**where, vocab=k, seed=seed)]
@@ -212,7 +214,7 @@ def in_words(runs):
         if none and sin:
             less, more = np.mean(none), np.mean(sin)
             did = f"{'raises' if more > less else 'lowers'} the accuracy of {with_article(model)}"
-            few = f"; {len(sin)} seeds are too few to be sure of a gain" if len(sin) < 5 else ""
+            few = f"; {len(sin)} seeds are too few to be sure" if len(sin) < 5 else ""
             yield f"At K = {vocab} the clock {did} from {less:.2f} to {more:.2f}{few}."
 
 
@@ -255,7 +257,7 @@ TOLD, LONGER = dict(metrics=BOTH_METRICS, notes=(handled,)), "Reverse ordering, 
 @Reverse.figure("fig2-short", "Reverse ordering, L = 16", {"desk": SHORT}, **TOLD)
 @Reverse.figure("fig2-first", "Reverse ordering by a GRU, seeds 0 to 4", {"desk": FIRST}, **TOLD)
 def explored(runs):
-    """The same questions, asked when the trials had been seen."""
+    """The same questions, asked after such trials had been seen."""
     return fig2(runs, primary=False)
 
 
@@ -305,7 +307,7 @@ def fig3(runs):
         yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
 
 
-# Figs. 11 to 14 and section 4.1, of an LSTM; where lengths vary, desk's are 16 to 32, of a smaller model
+# Figs. 11 to 14 and section 4.1; where lengths vary, desk's are 16 to 32, of a smaller model
 LARGE, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=1024)
 SMALL = dict(hidden=64, embed=64, lr=2e-2)
 VARYING = dict(model="lstm", vocab=16, iterations=3000, length=32, **SMALL)
@@ -355,9 +357,9 @@ def others(runs):
 @Reverse.figure("fig13", "Other encodings", FIG13, metrics=BOTH_METRICS, x=("pe", "amplitude"))
 def fig13(runs):
     yield from others(runs.where(amplitude=None))
-    short = runs.values(pe="learned", amplitude=1.0)
-    text = "The clock is better than learned vectors that begin at its length."
-    yield higher(text, runs.values(pe="sin"), short)
+    if 1.0 in runs.all("amplitude"):
+        text = "The clock is better than learned vectors that begin at its length."
+        yield higher(text, runs.values(pe="sin"), runs.values(pe="learned", amplitude=1.0))
 
 
 @Reverse.figure("fig14", "Other encodings, varying length", FIG14, x=("pe", "min_length"))
@@ -392,8 +394,9 @@ def section_4_1(runs):
         larger = of.values(pe="none", iterations=usual, batch=largest)
         yield no_gain(f"Twice the iterations do not help {name} without a clock.", longer, none, 0.02)
         yield no_gain(f"Twice the batch does not help {name} without a clock.", larger, none, 0.02)
-        clock, more = of.values(pe="sin", iterations=usual), dict(longer=longer, larger=larger)
-        yield better(f"The clock helps {name} more than either.", clock, more)
+        if "sin" in of.all("pe"):
+            clock, more = of.values(pe="sin", iterations=usual), dict(longer=longer, larger=larger)
+            yield better(f"The clock helps {name} more than either.", clock, more)
 
 
 beyond.add_to(Reverse, "Reverse ordering", dict(model="gru", vocab=16, length=32, **SMALL, iterations=2000))

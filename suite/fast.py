@@ -1,4 +1,4 @@
-"""The same numbers, faster: what common.py's models compute, rewritten exactly; held equal to them by tests.
+"""The same numbers, faster: what common.py's models compute, rewritten; held equal to them by tests.
 
 The input weights meet every integer and every step once, not every row: a layer's input is table[token] +
 clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves only what is answered, and what all rows

@@ -77,7 +77,7 @@ PLUMBING = [
     Flag("jobs", None, "of --all: processes at a time (on a CPU one per core, on CUDA 1)", int, least=1),
 ]
 PLUMBING = [flag._replace(science=False) for flag in PLUMBING]
-NOT_CARRIED = {"list", "all", "jobs"}  # into the commands of trials
+NOT_CARRIED = {"list", "all", "jobs"}  # what a trial's command leaves out
 
 
 # -- From words to a trial
@@ -193,9 +193,9 @@ def listed(task, args, given, figure):
             seeds = given.get("seed", row["seed"])
             carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
             for seed in seeds if isinstance(seeds, range) else [seeds]:
-                typed = {k: v for k, v in (row | {"seed": seed}).items() if v is not None}
-                one = complete(task, argparse.Namespace(**(vars(args) | typed)))
-                one.row, one.words = row | {"seed": seed}, as_words(typed | carried)
+                flags = {k: v for k, v in (row | {"seed": seed}).items() if v is not None}
+                one = complete(task, argparse.Namespace(**(vars(args) | flags)))
+                one.row, one.words = row | {"seed": seed}, as_words(flags | carried)
                 trials.setdefault(one.folder, one)
     if not trials:
         raise Refused(f"no trial of {figure or task.name} at --scale {args.scale} has the flags given")
@@ -231,7 +231,7 @@ def run_all(script, trials, jobs, stop):
                 one = waiting.pop(0)
                 running[start(script, one, jobs)] = one
                 print(f"begins: {shlex.join(one.words)}", flush=True)
-            for process in [process for process in running if process.poll() is not None]:
+            for process in [one for one in running if one.poll() is not None]:
                 one = running.pop(process)
                 codes.append(process.returncode)
                 last = "".join((one.folder / "log.txt").read_text(errors="replace").splitlines()[-1:])

@@ -143,7 +143,7 @@ def of_device(step, in_place, gates, weight, compiled):
 
 # -- The sweeps
 def tokens_of(sizes, tokens):
-    """Those of every step, or None."""
+    """Those of every step; None after their end."""
     starts = itertools.accumulate([0, *sizes[:-1]])
     return [tokens[at : at + n] if at < len(tokens) else None for at, n in zip(starts, sizes)]
 

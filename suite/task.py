@@ -24,7 +24,7 @@ class Flag(NamedTuple):
     """A flag of the command line: `min_length` is --min-length there."""
 
     name: str
-    default: object  # None: it depends on other flags, see Task.defaults
+    default: object  # None may depend on other flags, see Task.defaults
     help: str
     kind: Callable = str  # int, float, str, bool, or a function of the text
     least: float = 0  # of int and float
@@ -47,7 +47,7 @@ class Figure(NamedTuple):
     grids: dict  # scale -> [{flag: value}, ...], a row per trial
     verdicts: Callable  # of verdicts.Runs: yields verdicts.Verdict
     metrics: dict = ACCURACY  # name -> one of a trial's metrics, or a function
-    x: str = "vocab"
+    x: str | tuple = "vocab"
     curves: Callable | None = None  # of a verdicts.Run: yields (panel, line, {x: y})
     y: str = "token accuracy"  # of the curves
     notes: tuple = ()  # generators of Runs: lines that stand below the table
@@ -63,9 +63,9 @@ class Task:
     figures: dict  # name -> Figure, see `figure`
     flags = ()  # its own Flags
     without = ()  # names of shared flags that mean nothing here
-    named = dict(model="", pe="", vocab="K", length="L")  # begins a folder's name: flag -> what stands before
+    named = dict(model="", pe="", vocab="K", length="L")  # of a folder: flag -> word before its value
     # Whether training_episode(i) can be a part of a CUDA graph: i may be a tensor, shapes are fixed, and the
-    # host never waits. If not, it gives tuples of tensors in few sizes, each of which gets a graph.
+    # host never waits. If not, training_episode(i, in_graph=True) gives tensors of few sizes, a graph each.
     in_graph = True
     file = "result.json"  # what a finished trial has
     run = None  # a task that does not just train has run(self, argv, stop) -> exit code
@@ -116,7 +116,7 @@ class Task:
         return 2 * self.length
 
     def for_encoding(self):
-        """The first --length steps are the input, those after them the output."""
+        """What the encoding is made with; the output begins after --length steps."""
         a, length = self.args, self.length
         left_out = {"both": None, "input": slice(length, None), "output": slice(length)}
         bands = tuple(map(float, a.bands.split(":")))
@@ -179,5 +179,5 @@ class Task:
         return self.told(metrics, (predictions == episode.targets).cpu().numpy())
 
     def told(self, metrics, right):
-        """What is kept of the metrics, and others made of `right`, (N, M), where the answer is."""
+        """What is kept of the metrics, and others, from `right`, (N, M): is each answer right?"""
         return metrics

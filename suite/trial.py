@@ -58,13 +58,13 @@ def train(task, argv, stop):
 def loop(trial, stop):
     """From the iteration after the last checkpoint to the last one."""
     args, task = trial.args, trial.task
-    clock_zero = time.perf_counter() - trial.seconds
+    started = time.perf_counter() - trial.seconds
     while trial.iteration < args.iterations:
         i = trial.iteration + 1
         rate = task.rate(i)
         trial.rate.fill_(rate)
         trial.step(i)
-        trial.iteration, trial.seconds = i, time.perf_counter() - clock_zero
+        trial.iteration, trial.seconds = i, time.perf_counter() - started
 
         last = i == args.iterations
         if last or i % args.log_every == 0:
@@ -118,14 +118,16 @@ class Trial:
             clear(self.folder)
         for path in (self.folder / "last.pt", self.folder / "previous.pt"):
             try:
-                if path.exists() and not self.iteration:
+                if path.exists():
                     self.resume(load(path, self.device))
+                    break
             except End as damaged:
                 print(f"{damaged.args[1]}, so it is passed over", file=sys.stderr)
                 path.unlink()  # or the next save would make it previous.pt
         write_json(self.folder / "config.json", self.about)
         print(f"{self.folder}\n{self.about['parameters']:,} parameters, {self.about['device']}")
-        if self.device.type == "cpu" and self.args.scale == "paper" and "quick" in self.task.scales:
+        large = self.about["parameters"] > 10**6 and "quick" in self.task.scales
+        if self.device.type == "cpu" and large:
             print("this size is for a GPU: --scale quick takes a minute")
         print(f"from iteration {self.iteration} on", flush=True)
         self.make_step()
@@ -133,7 +135,7 @@ class Trial:
             source.set_rng_state(state.cpu())
 
     def make_step(self):
-        """Set step(i), which runs iteration i: as a CUDA graph, one for each size of batch, or directly."""
+        """Set step(i), which runs iteration i: directly, as a CUDA graph, or as one per size of batch."""
         episode, first = self.task.training_episode, self.iteration + 1
         if not self.engine.graph:
             self.step = lambda i: learn(self, episode(i))

@@ -122,7 +122,7 @@ class Difference(NamedTuple):
 def difference(plus, minus=()):
     """The means of the samples in `plus` less those in `minus`; None where one is too small."""
     samples = [*plus, *minus]
-    if min(map(len, samples)) < ENOUGH:
+    if (n := min(map(len, samples))) < ENOUGH:
         return None
     mean = lambda x: x[0] + np.mean(np.subtract(x, x[0]))  # of equal values exactly theirs
     squares = np.array([np.var(np.subtract(x, x[0]), ddof=1) / len(x) for x in samples])
@@ -130,7 +130,7 @@ def difference(plus, minus=()):
     total = squares.sum()
     shares = squares / total if total > 0 else each / each.sum()
     value, freedom = sum(map(mean, plus)) - sum(map(mean, minus)), 1 / (shares**2 / each).sum()
-    return Difference(float(value), float(np.sqrt(total)), float(freedom), min(map(len, samples)))
+    return Difference(float(value), float(np.sqrt(total)), float(freedom), n)
 
 
 # -- Verdicts
