@@ -1,7 +1,7 @@
 """Reverse ordering + delayed addition (Fig. 7): read x1..xL, then add xL..x1 to y1..yL, modulo K.
 
-    python delayed_add.py --model lstm --pe sin --vocab 1024 --seed 0     # one cell of Fig. 7, one seed
-    python delayed_add.py --scale quick --all fig7                        # a first look, minutes on a laptop
+    python delayed_add.py --model lstm --pe sin --vocab 1024 --seed 0
+    python delayed_add.py --scale quick --all fig7
 
     in   3 1 4 2 9 8        x = 3 1 4, then y = 2 9 8, without a command; time runs 1 .. 2L
     out  . . . 6 0 1        4+2, 1+9, 3+8 with K = 10; . is not answered and has no loss

@@ -1,7 +1,7 @@
 """Tiny Shakespeare: a Transformer with five positional encodings and three tokenizers.
 
-    python lm_shakespeare.py --pe rotary --seed 0          # one cell of Table 1, one seed
-    python lm_shakespeare.py --scale desk --all table1     # a reduced Table 1 on a CPU
+    python lm_shakespeare.py --pe rotary --seed 0
+    python lm_shakespeare.py --scale desk --all table1
 
     in   F i r s t _ C i t i z e
     out  i r s t _ C i t i z e n        every token is answered by the next one

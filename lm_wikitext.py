@@ -1,8 +1,8 @@
 """Language model (Appendix E: Fig. 15, Table 1): read a paragraph of WikiText-103, predict every next piece.
 
-    python lm_wikitext.py --prepare                             # the tokens of the text in --data, once
-    python lm_wikitext.py --pe sin --seed 0                     # one trial of Table 1
-    python lm_wikitext.py --scale desk --all --data DIR         # a small text, after --prepare
+    python lm_wikitext.py --prepare                      # the tokens of the text in --data, once
+    python lm_wikitext.py --pe sin --seed 0              # one trial of Table 1
+    python lm_wikitext.py --scale desk --all --data DIR  # a small text, after --prepare
 
     paragraph  the cat sat      read  the cat        predict  cat sat
 

@@ -1,7 +1,7 @@
 """Tables, pictures and verdicts of trials.
 
-    python report.py                                        # every figure of every script
-    python report.py reverse.py fig2                        # one figure; without its name all of the script
+    python report.py                                        # all figures
+    python report.py reverse.py fig2                        # one figure; without its name all
     python report.py reverse.py --scale desk --out results  # other flags choose trials, as with --all
     python report.py --write RESULTS.md --out results       # desk scale, between the page's two markers
 

@@ -384,7 +384,6 @@ MORE = {
 
 @Reverse.figure("section4.1", "More iterations, larger batches", MORE, x=("pe", "iterations", "batch"))
 def section_4_1(runs):
-    """The paper says that neither helps, of models that it trained 80 times as long as desk scale does."""
     iterations, batches = runs.all("iterations"), runs.all("batch")
     usual, longest, batch, largest = min(iterations), max(iterations), min(batches), max(batches)
     for model in runs.all("model"):

@@ -1,12 +1,10 @@
 """Sorting (Figs. 8, 12): read L integers, then, at L commands, answer them in ascending order.
 
-    python sort.py --model lstm --pe sin --vocab 16384 --seed 0     # one cell of Fig. 8, one seed
-    python sort.py --scale quick --all fig8                         # a first look, minutes on a laptop
+python sort.py --model lstm --pe sin --vocab 16384 --seed 0
+python sort.py --scale quick --all fig8
 
-    in   3 1 4 1 _ _ _ _        _ is the command; time runs 1 .. 2L without a break
-    out  . . . . 1 1 3 4        . is not answered and has no loss
-
-The order of the input does not matter, so the clock has less to offer than in reverse ordering.
+in   3 1 4 1 _ _ _ _        _ is the command; time runs 1 .. 2L without a break
+out  . . . . 1 1 3 4        . is not answered and has no loss
 """
 
 from common import Episode, uniform_integers

@@ -1,7 +1,7 @@
 """Gradient stability (Fig. 5): does what is read between a token and its retrieval turn the gradient?
 
-    python stability.py --model lstm --pe sin --vocab 1024 --seed 0    # of a trial of reverse.py --dual-freq
-    python stability.py --all fig5 --train                             # of all, trained where need be
+    python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # of a trial of reverse.py --dual-freq
+    python stability.py --all fig5 --train                           # trained where need be
 
     A   7 3 1 4 _ _ _ _    Two sequences share the target (7); their disturbants are all Frequent or all Rare.
     B   7 2 2 5 _ _ _ _    How alike are the Jacobians from the state after the target to the output at the

@@ -2,8 +2,7 @@
 
 The input weights meet every integer and every step once, not every row: a layer's input is table[token] +
 clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves only what is answered, and what all rows
-share only once. The readout's logits exist in chunks, and their gradients are computed with them. Products
-are in the precision of the table (bfloat16, say).
+share only once. The readout's logits exist in chunks, and their gradients are computed with them.
 """
 
 import math

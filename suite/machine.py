@@ -20,7 +20,6 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def cores():
-    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS
 
 

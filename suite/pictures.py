@@ -49,7 +49,7 @@ def panels_of(figure, runs):
 
 
 def draw(figure, runs, caption, path):
-    """Draw the finished trials as an SVG."""
+    """Draw an SVG."""
     import matplotlib
     import matplotlib.figure
 

@@ -260,7 +260,6 @@ def end_with_parent():
 
 # -- A script's command line
 def main(task, argv=None):
-    """-> the exit code"""
     end_with_parent()
     argv = sys.argv[1:] if argv is None else argv
     return exit_code(f"{task.name}.py", lambda: obey(task, argv))

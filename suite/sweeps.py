@@ -1,8 +1,7 @@
 """GRU and LSTM, faster: swept by hand, through time and back, equal to torch.nn's but for rounding.
 
 A step is one product with the state and one pointwise function, which is written twice: for CUDA, where
-torch.compile makes one loop of it, and for a CPU as a few operators in place. The gradients of the weights
-are one product each, after the sweep.
+torch.compile makes one loop of it, and for a CPU as a few operators in place.
 
 Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
 says how many each step has, never more than the one before; N is their sum. The state starts at zero.

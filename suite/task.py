@@ -55,7 +55,7 @@ class Figure(NamedTuple):
 
 
 class Task:
-    """A subclass has a name and scales, and says what it draws and what an episode is."""
+    """A subclass has a name and scales, and says what it draws and asks."""
 
     name = ""  # the script's
     home = ""  # the folder of its trials under --out, where it is not its name

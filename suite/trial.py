@@ -35,7 +35,7 @@ class End(Exception):
 
 # -- Training
 def train(task, argv, stop):
-    """Train a trial to its end, from its last checkpoint if it has one, and evaluate it -> the exit code."""
+    """Train a trial to its end, from its last checkpoint on, and evaluate it -> the exit code."""
     args = task.args
     if is_finished(task):
         return show(task)
@@ -56,7 +56,7 @@ def train(task, argv, stop):
 
 
 def loop(trial, stop):
-    """From the iteration after the last checkpoint to the last one."""
+    """From the iteration after the checkpoint to the last one."""
     args, task = trial.args, trial.task
     started = time.perf_counter() - trial.seconds
     while trial.iteration < args.iterations:
@@ -151,8 +151,6 @@ class Trial:
         """What a training step changes."""
         moments = [x for each in self.optimizer.state.values() for x in each.values()]
         return [*self.model.parameters(), *self.model.buffers(), *moments, self.sums]
-
-    # -- what is kept
 
     def save(self):
         """Write last.pt; the one before becomes previous.pt."""
@@ -334,7 +332,7 @@ def locked(folder):
 
 
 def clear(folder):
-    """Delete the results first and config.json last: a delete cut short never looks like a finished trial."""
+    """Results first, config.json last: a delete cut short never looks like a finished trial."""
     shutil.rmtree(folder / "snapshots", ignore_errors=True)
     for name in ("result.json", "stability.json", "previous.pt", "last.pt", "curve.csv", "config.json"):
         (folder / name).unlink(missing_ok=True)
