@@ -10,7 +10,7 @@ The suite's step is the training loop's own and draws its batch too. Both take t
 import itertools
 import statistics
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 import torch
@@ -18,15 +18,14 @@ import torch.nn.functional as F
 
 from reverse import Reverse
 from suite import machine, run, trial
+from suite.task import Flag
 
 CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper's
     "lstm-sin-256": 64,
     "lstm-sin-1024": 64,
     "lstm-sin-16384": 32,
-    "lstm-none-256": 64,
     "gru-sin-64": 64,
     "s4d-sin-1024": 64,
-    "s4d-sin-2048": 64,
     "mamba-sin-256": 16,
 }
 
@@ -89,9 +88,10 @@ def table(content):
 
 
 def main():
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = run.Parser("bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS))
-    parser.add_argument("--repeats", type=int, default=5, help="timings of each step (5)")
+    repeats = run.checked(Flag("repeats", 5, "", int, least=1))
+    parser.add_argument("--repeats", type=repeats, default=5, help="timings of each step (5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     args, words = parser.parse_known_args()
     device = machine.choose_device(run.parse(Reverse, words)[0].device)

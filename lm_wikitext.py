@@ -6,10 +6,10 @@
 
     paragraph  the cat sat      read  the cat        predict  cat sat
 
-The paper's negative result: expect no gain in test perplexity from the clock. At desk scale it ends near 60.
+The paper's negative result: expect no gain in test perplexity from the clock.
 
 The text has one paragraph per line; blank lines and headings, which begin with " =", are dropped.
-WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip (190 MB): unpack it in data/.
+WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack it in data/.
 SentencePiece learns K pieces from the training split: its unigram model, with its defaults but for the
 longest line. There is no begin or end token: a paragraph of one piece has nothing to predict and is left out.
 Rare characters, and the < and > of a "<unk>", become the unknown piece, which is read but not scored.
@@ -265,7 +265,7 @@ def make_tokens(data, vocab, folder):
     how = dict(model_writer=model, vocab_size=vocab, max_sentence_length=longest, minloglevel=1)
     try:
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts["train"]), **how)
-    except RuntimeError as error:  # it says how many there can be
+    except RuntimeError as error:
         raise Refused(f"--vocab {vocab} does not suit the text: {str(error).rpartition('] ')[2]}") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     folder.mkdir(exist_ok=True)

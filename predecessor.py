@@ -1,12 +1,10 @@
 """Predecessor query (Fig. 10): read L different integers, then one of them again; answer the one before it.
 
-    python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
-    python predecessor.py --scale quick --all fig10
+python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
+python predecessor.py --scale quick --all fig10
 
-    in   3 1 4 2 4        the query, 4, is never the first integer; time runs 1 .. L+1
-    out  . . . . 1        one answer per sequence; . is not answered and has no loss
-
-A model first learns to answer any integer that it has read, so accuracy passes 1/(L-1) on its way up.
+in   3 1 4 2 4        the query, 4, is never the first integer; time runs 1 .. L+1
+out  . . . . 1        one answer per sequence; . is not answered and has no loss
 """
 
 import math

@@ -60,8 +60,9 @@ def load(figure, trials):
             done = Run(one.row, content.get("metrics", content), content, one.folder)
             for metric in figure.metrics.values():
                 number(done, metric)
+            made_by(Runs([done], []))
             found.append(done)
-        except (OSError, ValueError, LookupError, TypeError, trial.End) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, trial.End) as error:
             print(f"left out: {path}: {error!r}")
     texts = {one.about["config"].get("text_sha256") for one in found}
     if len(texts) > 1:

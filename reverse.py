@@ -1,8 +1,8 @@
 """Reverse ordering (Figs. 2, 3, 11-14): read L integers, then, at L commands, answer them last first.
 
-    python reverse.py --model lstm --pe sin --vocab 16384 --seed 0     # one cell of Fig. 2, one seed
-    python reverse.py --list fig2                                      # the commands of all its trials
-    python reverse.py --scale quick --all fig2                         # a first look, minutes on a laptop
+    python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # one cell of Fig. 2, one seed
+    python reverse.py --list fig2                                   # the commands of all its trials
+    python reverse.py --scale quick --all fig2                      # minutes on a laptop
 
     in   3 1 4 _ _ _        _ is the command; time runs 1 .. 2L without a break
     out  . . . 4 1 3        . is not answered and has no loss

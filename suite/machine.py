@@ -15,7 +15,7 @@ import common
 from common import Refused
 from suite import fast, graphs
 
-# Large pages for large tensors, where Linux leaves the choice to programs: a tenth of an iteration on a CPU.
+# Large pages, where Linux leaves the choice to programs: a tenth of an iteration on a CPU
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 

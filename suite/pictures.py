@@ -7,7 +7,7 @@ import numpy as np
 
 from suite.verdicts import bootstrap_interval, name_of, number
 
-# Colours that colour-blind readers can tell apart, always the same for an encoding (Okabe and Ito; Tol)
+# Colours that colour-blind readers can tell apart, always the same for an encoding
 COLOURS = {"none": "#000000", "sin": "#0072B2", "random": "#E69F00", "learned": "#009E73", "dup": "#CC79A7"}
 COLOURS |= {"constant": "#D55E00", "ramp": "#999933", "counter": "#882255", "shuffled": "#888888"}
 COLOURS |= {"rotary": "#D55E00", "layernorm-learned": "#56B4E9"}

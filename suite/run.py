@@ -1,6 +1,6 @@
 """What a command line does: one trial, or many as processes, or a list of them.
 
-    raise SystemExit(run.main(Reverse))     # at the end of a script
+    raise SystemExit(run.main(Reverse))  # at the end of a script
 
 A flag's value is that of the figure's row, else what is typed, else the scale's, else the paper's.
 """
@@ -229,8 +229,12 @@ def run_all(script, trials, jobs, stop):
         while (running or waiting) and not stop.requested:
             while waiting and len(running) < jobs:
                 one = waiting.pop(0)
-                running[start(script, one, jobs)] = one
                 print(f"begins: {shlex.join(one.words)}", flush=True)
+                try:
+                    running[start(script, one, jobs)] = one
+                except OSError as error:
+                    print(error, flush=True)
+                    codes.append(trial.FAILED)
             for process in [one for one in running if one.poll() is not None]:
                 one = running.pop(process)
                 codes.append(process.returncode)
@@ -302,6 +306,6 @@ def exit_code(name, work):
     except (RuntimeError, MemoryError) as error:
         if not machine.is_out_of_memory(error):
             raise
-        code, why = trial.FAILED, "out of memory: lower --batch, --hidden, --embed, --length or --vocab"
+        code, why = trial.FAILED, "out of memory: lower --batch, --hidden, --embed or --vocab"
     print(f"{name}: {' '.join(str(why).split())}", file=sys.stderr if code else sys.stdout)
     return code

@@ -8,7 +8,7 @@ import torch
 
 import common
 
-MOST = 2**31 - 1  # larger numbers overflow somewhere
+MOST = 2**31 - 1  # larger numbers overflow
 SEEDS = range(5)
 BOTH, WITH_CONSTANT, WITH_DUP = ["none", "sin"], ["none", "constant", "sin"], ["none", "dup", "sin"]
 SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5, device="cpu")

@@ -1,9 +1,9 @@
 """One trial: the training loop, its checkpoints, and the files of its folder.
 
 Data depend on (seed, iteration) alone, so a checkpoint and the flags decide all that follows: a trial that
-was stopped ends with the same bits as one that was not. The model of a finished trial, in one's own program:
+was stopped ends with the same bits as one that was not. The model of a finished trial:
 
-    task = run.trial_of(Reverse, ["--scale", "quick", "--seed", "0"])
+    task = run.trial_of(Reverse, ["--scale", "quick"])
     model = task.model()
     model.load_state_dict(trial.load(task.folder / "last.pt", "cpu")["model"])
 """
@@ -199,7 +199,7 @@ class Trial:
 
     def conclude(self):
         """Evaluate and write result.json; the checkpoint before the last is of no more use."""
-        self.write_curve()  # a kill may have come between last.pt and this
+        self.write_curve()
         self.model.eval()
         metrics = self.task.evaluate(self.model, self.engine)
         result = self.about | {
@@ -211,10 +211,7 @@ class Trial:
             "peak_memory_bytes": machine.peak_memory(self.device),
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        try:
-            write_json(self.folder / "result.json", result)
-        except ValueError:
-            raise End(NOT_FINITE, f"a metric is not finite: {metrics}") from None
+        write_json(self.folder / "result.json", result)
         (self.folder / "previous.pt").unlink(missing_ok=True)
 
 
@@ -290,19 +287,22 @@ def write(path, content, keep=None):
 
 
 def write_json(path, content):
-    """It raises ValueError where a number is not finite."""
-    text = json.dumps(content, indent=1, allow_nan=False, default=lambda x: x.tolist())
+    try:
+        text = json.dumps(content, indent=1, allow_nan=False, default=lambda x: x.tolist())
+    except ValueError:
+        raise End(NOT_FINITE, f"a number is not finite: {path}") from None
     write(path, f"{text}\n".encode())
 
 
 def read_json(path):
     """None where there is no such file."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        return content | {"config": dict(content["config"])}
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise End(FAILED, f"{path} cannot be read: {error}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise End(FAILED, f"{path} cannot be read: {error!r}") from None
 
 
 def save(path, content, keep=None):
