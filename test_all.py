@@ -116,7 +116,8 @@ def fork(words, task=Reverse, before=lambda: None):
     try:  # whatever happens, a child must never return into the tests
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, too
+        for number in SIGNALS:  # under nohup and in the background, too
+            signal.signal(number, signal.SIG_DFL)
         before()
         sys.argv[1:] = shlex.split(words)
         code = run.main(task)
@@ -923,8 +924,7 @@ def test_the_results_page_is_that_of_the_committed_results():
         Path("results").symlink_to(HERE / "results")
         shutil.copy(HERE / "RESULTS.md", "RESULTS.md")
         assert not reports("--write RESULTS.md --out results")
-        same = Path("RESULTS.md").read_bytes() == (HERE / "RESULTS.md").read_bytes()
-    assert same, "python report.py --write RESULTS.md --out results makes another page"
+        assert Path("RESULTS.md").read_bytes() == (HERE / "RESULTS.md").read_bytes(), "another page"
 
 
 def test_the_readmes_first_numbers_stand_in_the_results():
