@@ -70,11 +70,12 @@ def measure(name, device, repeats, words):
     engine, count = machine.choose_engine(task.args, device), 20 if device.type == "cuda" else 1
     machine.prepare(engine, device)
     plain, suite = plain_step(task, device), suite_step(task, engine, device)
-    found = {"batch": task.batch, "plain": [], "suite": []}
+    times = []
     for _ in range(1 + repeats):
-        found["plain"].append(milliseconds(plain, engine._replace(onednn=False), count, device))
-        found["suite"].append(milliseconds(suite, engine, count, device))
-    return found | {"plain": found["plain"][1:], "suite": found["suite"][1:]}  # the first warms up
+        first = milliseconds(plain, engine._replace(onednn=False), count, device)
+        times.append((first, milliseconds(suite, engine, count, device)))
+    of_plain, of_suite = zip(*times[1:])  # the first warms up
+    return {"batch": task.batch, "plain": of_plain, "suite": of_suite}
 
 
 def table(content):

@@ -41,14 +41,11 @@ END = "<!-- made by python report.py --write up to here: edit below this line on
 
 
 # -- Finished trials
-def listed(task, name, scale, out, words=()):
+@functools.cache
+def load(task, name, scale, out, words=()):
+    """A figure's trials, and the Runs of those done. A result that cannot be used is named, and left out."""
     args, given = run.parse(task, ["--scale", scale, "--out", str(out), *words])
-    return run.listed(task, args, given, name)
-
-
-def load(figure, trials):
-    """The Runs of a figure. A result that cannot be used is named, and left out."""
-    found = []
+    trials, figure, found = run.listed(task, args, given, name), task.figures[name], []
     for one in trials:
         path = one.folder / one.file
         try:
@@ -68,7 +65,7 @@ def load(figure, trials):
     if len(texts) > 1:
         print(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
         found = []
-    return Runs(found, [one.row for one in trials])
+    return trials, Runs(found, [one.row for one in trials])
 
 
 def figures_at(scale):
@@ -83,10 +80,10 @@ def verdicts_at(scale, out):
     """
     found = {}
     for task, name, figure in figures_at(scale):
-        runs = load(figure, listed(task, name, scale, out))
-        waits = lambda one, runs=runs: one.primary and len(runs) < len(runs.rows)
-        verdicts = figure.verdicts(runs)
-        found[task.name, name] = [Verdict(x.text, primary=True) if waits(x) else x for x in verdicts]
+        _, runs = load(task, name, scale, out)
+        found[task.name, name] = verdicts = list(figure.verdicts(runs))
+        if len(runs) < len(runs.rows):
+            verdicts[:] = [Verdict(one.text, primary=True) if one.primary else one for one in verdicts]
     corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
 
@@ -146,7 +143,7 @@ def made_by(runs):
 
 def judged(task, name, scale, out, trials, runs):
     """The verdicts: corrected of the figure's own trials, as they are of other seeds, none of a part."""
-    these, grid = ({one.folder for one in x} for x in (trials, listed(task, name, scale, out)))
+    these, grid = ({one.folder for one in x} for x in (trials, load(task, name, scale, out)[0]))
     if {one.parent for one in these} != {one.parent for one in grid}:
         return []
     if task not in TASKS or these != grid:
@@ -154,10 +151,10 @@ def judged(task, name, scale, out, trials, runs):
     return verdicts_at(scale, out)[task.name, name] if scale != "quick" else []  # quick is a first look
 
 
-def told(task, name, scale, out, words=(), folder="."):
+def section(task, name, scale, out, words=(), folder="."):
     """The lines about a figure, on the screen or on a page in this folder."""
-    figure, trials = task.figures[name], listed(task, name, scale, out, words)
-    runs, caption = load(figure, trials), f"{figure.title}, {scale} scale"
+    figure, (trials, runs) = task.figures[name], load(task, name, scale, out, words)
+    caption = f"{figure.title}, {scale} scale"
     yield from (f"\n### {task.name}.py {name}", f"{caption}. {made_by(runs)}.")
     if not runs:
         return
@@ -176,7 +173,7 @@ def told(task, name, scale, out, words=(), folder="."):
 def page(out, folder):
     """The lines between the markers."""
     for task, name, _ in figures_at("desk"):
-        yield from told(task, name, "desk", out, folder=folder)
+        yield from section(task, name, "desk", out, folder=folder)
     for path in sorted(Path(out).glob("bench/*.json")):
         lines = bench.table(json.loads(path.read_text()))
         yield from (f"\n### bench.py, {path.stem}", "```text", *lines, "```")
@@ -228,7 +225,7 @@ def obey(args, names, words):
     for task in tasks:
         for name in names[1:] or task.figures:
             with contextlib.nullcontext() if names[1:] else contextlib.suppress(Refused):
-                for line in told(task, name, args.scale, args.out, words):  # Refused: no trial has the flags
+                for line in section(task, name, args.scale, args.out, tuple(words)):  # Refused: no such trial
                     print(textwrap.fill(line, 79, subsequent_indent="  ") if line.startswith("- ") else line)
     return 0
 

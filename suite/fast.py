@@ -16,7 +16,7 @@ from suite.sweeps import gru_sweep, lstm_sweep
 
 # -- The layers: their input's weight and bias, and what they make of its table and clock
 SWEEPS = {common.GRU: gru_sweep, common.LSTM: lstm_sweep}
-KNOWN = common.GRU, common.LSTM, common.S4D  # whose input must be a sum over token and step
+KNOWN = (*SWEEPS, common.S4D)  # whose input must be a sum over token and step
 
 
 def input_weights(layer):

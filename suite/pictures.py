@@ -8,10 +8,10 @@ import numpy as np
 from suite.verdicts import bootstrap_interval, name_of, number
 
 # Colours that colour-blind readers can tell apart, always the same for an encoding
-COLOURS = {"none": "#000000", "sin": "#0072B2", "random": "#E69F00", "learned": "#009E73", "dup": "#CC79A7"}
-COLOURS |= {"constant": "#D55E00", "ramp": "#999933", "counter": "#882255", "shuffled": "#888888"}
-COLOURS |= {"rotary": "#D55E00", "layernorm-learned": "#56B4E9"}
-STYLES = {name: dict(color=c, marker=m) for (name, c), m in zip(COLOURS.items(), "os^DvP<h*PX")}
+STYLES = {"none": ("#000000", "o"), "sin": ("#0072B2", "s"), "random": ("#E69F00", "^")}
+STYLES |= {"learned": ("#009E73", "D"), "dup": ("#CC79A7", "v"), "constant": ("#D55E00", "P")}
+STYLES |= {"ramp": ("#999933", "<"), "counter": ("#882255", "h"), "shuffled": ("#888888", "*")}
+STYLES |= {"rotary": ("#D55E00", "P"), "layernorm-learned": ("#56B4E9", "X")}
 NAMES = {"constant": "constant: one fixed vector", "dup": "dup: the embedding twice", "sin": "sin: the clock"}
 LABELS = {"vocab": "vocabulary size K", "pe": "encoding", "accuracy": "token accuracy"}
 LABELS |= {"edits": "edit distance"}
@@ -87,7 +87,7 @@ def draw_panel(axis, figure, y, lines):
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
     axis.grid(axis="y", alpha=0.3)
     for line, points in lines.items():
-        style = STYLES.get(line, {})
+        style = dict(zip(("color", "marker"), STYLES.get(line, ())))
         if side_by_side:
             draw_points(axis, line, points, style)
         else:

@@ -298,7 +298,8 @@ def read_json(path):
     """None where there is no such file."""
     try:
         content = json.loads(path.read_text())
-        return content | {"config": dict(content["config"])}
+        dict(content["config"])  # or it is no file of ours
+        return content
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
