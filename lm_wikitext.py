@@ -236,7 +236,7 @@ def features(model, batch, engine):
     return found if batch.answered is None else found.index_select(0, batch.answered)
 
 
-# -- The text, and its tokens beside it: for every split a flat uint16 array, and where its paragraphs end ---
+# -- The text, and its tokens beside it: for every split a flat uint16 array, and where its paragraphs end
 @functools.cache  # once for all trials of --all
 def text_sha256(data):
     files = [data / f"wiki.{split}.raw" for split in SPLITS]
