@@ -81,9 +81,10 @@ def verdicts_at(scale, out):
     found = {}
     for task, name, figure in figures_at(scale):
         _, runs = load(task, name, scale, out)
-        found[task.name, name] = verdicts = list(figure.verdicts(runs))
+        verdicts = list(figure.verdicts(runs))
         if len(runs) < len(runs.rows):
-            verdicts[:] = [Verdict(one.text, primary=True) if one.primary else one for one in verdicts]
+            verdicts = [Verdict(one.text, primary=True) if one.primary else one for one in verdicts]
+        found[task.name, name] = verdicts
     corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
 
