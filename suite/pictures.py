@@ -66,8 +66,6 @@ def draw(figure, runs, caption, path):
         axes = picture.subplots(down, across, squeeze=False).flat
         for axis, panel in zip(axes, order):
             axis.set(title=panel[0], ylabel=LABELS.get(panel[1], panel[1]))
-            if isinstance(figure.x, str):
-                axis.set_xlabel(LABELS.get(figure.x, figure.x))
             draw_panel(axis, figure, panel[1], panels[panel])
         for axis in axes[len(order) :]:
             axis.remove()
@@ -85,6 +83,8 @@ def draw_panel(axis, figure, y, lines):
     """Lines over x; or points side by side, where x is a word or there is a single one."""
     xs = places(lines)
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
+    if isinstance(figure.x, str):
+        axis.set_xlabel(LABELS.get(figure.x, figure.x) + f" = {xs[0]}" * (len(xs) == 1))
     axis.grid(axis="y", alpha=0.3)
     for line, points in lines.items():
         style = dict(zip(("color", "marker"), STYLES.get(line, ())))
