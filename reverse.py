@@ -223,7 +223,7 @@ def handled(runs):
         found = {pe: crossings(runs, model=model, pe=pe) for pe in runs.all("pe", model=model)}
         seeds = [at for each in found.values() for at in each]
         ends = sum(at in np.log2([vocabs[0], vocabs[-1]]) for at in seeds)
-        if len(vocabs) > 2 and ends < len(seeds):
+        if len(vocabs) > 2 and seeds:
             means = ", ".join(f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at)
             of = f"{ends} of {len(seeds)} seeds at an end"
             yield f"The accuracy of {with_article(model)} falls to 95% at K = {means}; {of}."
