@@ -241,7 +241,6 @@ def fig2(runs, primary=True):
             yield better(text, found.pop("sin"), found, primary)
 
 
-FIRST = cross(model="gru", pe=WITH_CONSTANT, vocab=[8, 16, 32], length=32, seed=SEEDS)
 SHORT = cross(model="gru", pe=WITH_CONSTANT, vocab=[16, 64, 256], seed=SEEDS)
 SHORT += cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 256, 1024], seed=SEEDS)
 SHORT += cross(**DESK_S4D, pe=WITH_CONSTANT, vocab=[64, 256, 1024], seed=SEEDS)
@@ -253,7 +252,6 @@ TOLD = dict(metrics=BOTH_METRICS, notes=(handled,))
 
 @Reverse.figure("fig2-short-twice", "Reverse ordering, L = 16, twice the training", {"desk": TWICE}, **TOLD)
 @Reverse.figure("fig2-short", "Reverse ordering, L = 16", {"desk": SHORT}, **TOLD)
-@Reverse.figure("fig2-first", "Reverse ordering by a GRU, seeds 0 to 4", {"desk": FIRST}, **TOLD)
 def explored(runs):
     """The same questions, asked after such trials had been seen."""
     return fig2(runs, primary=False)
