@@ -94,7 +94,8 @@ def captured(function, *args):
 
 def ends(wanted, words, task=Reverse):
     """The command line ends with this exit code and, unless that is 0, one line on stderr -> both outputs."""
-    _ = report.load.cache_clear(), report.verdicts_at.cache_clear()  # a report is usually a process
+    report.load.cache_clear()  # a report is usually a process of its own
+    report.verdicts_at.cache_clear()
     with mock.patch.object(sys, "argv", ["", *shlex.split(words)]):
         code, out, err = captured(report.main) if task is report else captured(run.main, task)
     assert code == wanted and err.count("\n") == (wanted != 0), (words, code, out, err)
