@@ -104,7 +104,7 @@ def loss_and_accuracy(model, episode, compiled=False):
 
 
 # -- Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together
-CHUNK, CUDA_CHUNK = 2**25, 2**23  # logits that exist at a time; on CUDA they stay in the card's cache
+CHUNK, CUDA_CHUNK = 2**25, 2**27  # logits that exist at a time
 
 
 def chunk_rows(weight):
