@@ -68,8 +68,7 @@ wait = lambda child: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])  # -sign
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that are started here
 CARDS = {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"}
-# A process that has seen a card cannot be forked: the tests of CUDA have processes of their own
-os.environ |= {} if "--on-card" in sys.argv else {"CUDA_VISIBLE_DEVICES": ""}
+os.environ |= {} if "--on-card" in sys.argv else {"CUDA_VISIBLE_DEVICES": ""}  # else forking would fail
 
 
 # -- Command lines, in this process or in others; tasks; what trials leave; assertions on numbers
@@ -1284,13 +1283,14 @@ CARD |= {"delayed_add.py": [""], "predecessor.py --model gru": [""], "sort.py": 
 CARD |= {f"stability.py --train --model {model}": FP32[:1] for model in PAPERS}
 for name in ("mingru", "mamba", "mamba --blocks 2"):  # tf32 alone may move these by 0.01 and more
     CARD[f"reverse.py --model {name}"] = [*FP32, "--precision bf16"]
-CARD |= {"lm_shakespeare.py": FP32[:1], "lm_wikitext.py --data data": WAYS[:3]}
+CARD |= {"lm_shakespeare.py --iterations 100 --lr 0.001": FP32[:1], "lm_wikitext.py --data data": WAYS[:3]}
 
 
 def numbers_of(case):
     """{what: cross-entropy, or stability at the last snapshot} of a trial, or what is wrong with it."""
     (command, where, way), out = case, re.sub(r"\W+", "-", " ".join(case))
-    script, *words = shlex.split(f"{command} --scale smoke --iterations 300 --batch 64 --lr 0.01 {way}")
+    usual = f"--scale smoke --iterations 300 --batch 64 --lr 0.01 {way}"  # what a command says comes after it
+    script, *words = shlex.split(command.replace(".py", f".py {usual}"))
     code, _, err = process(HERE / script, *words, "--device", where, "--out", out)
     if code:
         return err
