@@ -247,9 +247,12 @@ SHORT += cross(**DESK_S4D, pe=WITH_CONSTANT, vocab=[64, 256, 1024], seed=SEEDS)
 TWICE = cross(model="gru", pe=WITH_CONSTANT, vocab=[16, 256], iterations=60_000, seed=SEEDS)
 TWICE += cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024], iterations=60_000, seed=SEEDS)
 TWICE += cross(**DESK_S4D | dict(iterations=20_000), pe=WITH_CONSTANT, vocab=[64, 1024], seed=SEEDS)
+PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3)
+EARLY = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **PAPERS_SIZE, iterations=20_000, seed=0)
 TOLD = dict(metrics=BOTH_METRICS, notes=(handled,))
 
 
+@Reverse.figure("fig2-early", "The paper's size, early in training", {"desk": EARLY}, **TOLD, picture=False)
 @Reverse.figure("fig2-short-twice", "Reverse ordering, L = 16, twice the training", {"desk": TWICE}, **TOLD)
 @Reverse.figure("fig2-short", "Reverse ordering, L = 16", {"desk": SHORT}, **TOLD)
 def explored(runs):
