@@ -1,8 +1,9 @@
-"""The paper: model (first), encodings, layers, data, metrics. suite/fast.py computes the same numbers faster.
+"""The paper: model, loss, training step, schedule; then encodings, layers, data, metrics.
 
-Letters: B batch, T time steps, L input length, M answered steps, K vocabulary, E embedding and encoding size,
-H hidden size, N states of S4D and Mamba, D Mamba's 2 H channels; also N rows of a set, W integers of a row, R
-rounds of candidates. In a model time comes first, (T, B, ...), as in torch.nn.GRU.
+suite/fast.py computes the same numbers faster. Letters: B batch, T time steps, L input
+length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size, N
+states of S4D and Mamba, D Mamba's 2 H channels; also N rows of a set, W integers of a row,
+R rounds of candidates. In a model time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
 import math
@@ -14,25 +15,31 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class Refused(ValueError):
-    """The user's mistake, said in one line."""
-
-
-# -- The model (section 3.2): embedding -> joined with the encoding -> one layer -> linear readout
+# -- The model (section 3.2), its loss, its training step and the schedule
 class Model(nn.Module):
-    """The whole network. The encoding's table covers `positions` steps; `blocks` is for Mamba alone."""
+    """Embedding -> joined with the encoding -> one layer -> linear readout."""
 
-    def __init__(self, layer, encoding, vocab, embed=512, hidden=512, positions=128, blocks=1, **options):
+    def __init__(
+        self,
+        layer,  # a name in LAYERS
+        encoding,  # a name in ENCODINGS
+        vocab,
+        embed=512,
+        hidden=512,
+        positions=128,  # steps that the encoding's table covers
+        layer_options=None,
+        **encoding_options,
+    ):
         super().__init__()
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
-        self.encoding = ENCODINGS[encoding](positions, embed, **options)
-        sizes = self.encoding.inputs, hidden
-        self.layer = LAYERS[layer](*sizes) if blocks == 1 else MambaStack(*sizes, blocks)
+        self.encoding = ENCODINGS[encoding](positions, embed, **encoding_options)
+        self.layer = LAYERS[layer](self.encoding.inputs, hidden, **(layer_options or {}))
         self.readout = nn.Linear(hidden, vocab)
 
     def forward(self, inputs, steps):
         """(B, T) integers -> (M, B, K) logits at the answered steps."""
-        x = self.encoding.join(self.embedding(inputs.T))  # (T, B, E or 2E)
+        tokens = self.embedding(inputs.T)  # (T, B, E)
+        x = self.encoding.join(tokens)  # (T, B, E or 2E)
         return self.readout(self.layer(x, steps))
 
 
@@ -41,115 +48,129 @@ class Episode(NamedTuple):
 
     inputs: torch.Tensor  # (B, T) integers; K is the command
     targets: torch.Tensor  # (B, M)
-    steps: slice | torch.Tensor  # the answered steps: a slice of 0..T-1 shared by all rows, or (B, M)
-    weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0 where there is padding
-    commands: int = 0  # so many last steps read the command in every row; suite/fast.py relies on it
+    steps: slice | torch.Tensor  # the answered ones: a slice for all rows, or (B, M)
+    weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0: padding
+    commands: int = 0  # so many last steps read the command in every row
 
-    def rows(self, part):
-        """The episode of some of its rows."""
-        return Episode(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
-
-    def share(self):
-        """(M B,) the weight of every answer in a mean, step by step; None where all weigh the same."""
+    def mean_weights(self):
+        """(M B,) of every answer in a mean, step by step; None: all weigh the same."""
         if self.weight is not None:
             weight = self.weight.T.flatten().double()
             return weight / weight.sum()
 
 
 def loss_and_accuracy(model, episode):
-    """Mean cross-entropy and share of right answers over an episode's answers."""
-    logits, targets = model(episode.inputs, episode.steps), episode.targets.T.flatten()
-    losses = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
+    """Mean cross-entropy, and the part of an episode's answers that is right."""
+    logits = model(episode.inputs, episode.steps)
+    targets = episode.targets.T.flatten()
+    losses = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")  # (M B,)
     right = (logits.detach().argmax(-1).flatten() == targets).to(losses.dtype)
-    if (share := episode.share()) is None:
+    weights = episode.mean_weights()
+    if weights is None:
         return losses.mean(), right.mean()
-    share = share.to(losses.dtype)
-    return (losses * share).sum(), (right * share).sum()  # not @, which autocast would round to bf16
+    weights = weights.to(losses.dtype)
+    return (losses * weights).sum(), (right * weights).sum()  # autocast would round @
 
 
-@torch.no_grad()
-def answers(model, episode, batch):
-    """Predictions and cross-entropies, (N, M) each, computed for `batch` rows at a time."""
-    predictions, losses = [], []
-    for start in range(0, len(episode.inputs), batch):
-        part = episode.rows(slice(start, start + batch))
-        logits = model(part.inputs, part.steps)  # (M, b, K)
-        predictions.append(logits.argmax(-1).T)
-        loss = F.cross_entropy(logits.flatten(0, 1), part.targets.T.flatten(), reduction="none")
-        losses.append(loss.view(logits.shape[:2]).T)
-    return torch.cat(predictions), torch.cat(losses)
+def train_step(model, optimizer, loss_and_accuracy, episode, clip):
+    """One step of Adam -> the loss and the accuracy before it; the host never waits."""
+    loss, accuracy = loss_and_accuracy(model, episode)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach(), accuracy
 
 
 def learning_rate(i, peak, warmup, iterations):
-    """The rate of iteration i, from 1 on: linear warm-up, then half a cosine that ends at 0."""
+    """The rate of iteration i, from 1 on: linear warm-up, then half a cosine down to 0."""
     if i <= warmup:
         return peak * i / warmup
     return peak / 2 * (1 + math.cos(math.pi * (i - warmup) / (iterations - warmup)))
 
 
+class Refused(ValueError):
+    """The user's mistake, said in one line."""
+
+
 # -- Encodings of the time step (section 3.2, Appendices C and D)
 def sinusoid(positions, size):
-    """(positions, size): sin and cos of t / 10000^(2i/size), interleaved, divided to unit norm (Eqs. 1-2)."""
+    """(positions, size): sin, cos of t / 10000^(2i/size) in turn; unit norm (Eqs. 1-2)."""
     t = torch.arange(positions, dtype=torch.float64)[:, None]
     frequency = 10000 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    waves = torch.stack([(t * frequency).sin(), (t * frequency).cos()], dim=-1)  # (positions, size/2, 2)
+    angle = t * frequency
+    waves = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (positions, size/2, 2)
     return waves.flatten(1) / math.sqrt(size / 2)
 
 
 class Encoding(nn.Module):
-    """A vector for every time step, concatenated with the token's embedding (the paper) or added to it.
+    """A vector for every time step, concatenated with the token's embedding or added.
 
-    Its length is `amplitude`, or else the usual one; at the steps in the slice `unencoded` it is zero. A
-    subclass has make(positions, size), which registers `table`: row t is the vector of step t.
+    Vectors have length `amplitude`, by default the encoding's own; steps in `unencoded`
+    get zeros. A subclass has make(positions, size), which registers `table`.
     """
 
-    def __init__(self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)):
+    table: torch.Tensor  # (positions, size), or (1, size) for all steps
+    fast = True  # suite/fast.py does as `join` does; False: a subclass has another `join`
+
+    def __init__(
+        self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
+    ):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
-        self.scale = 1.0 if amplitude is None else amplitude / (self.usual(size) or 1.0)
-        self.inputs = size if combine == "add" else 2 * size  # what the layer reads at a step
+        self.scale = 1.0
+        if amplitude is not None and self.default_length(size) is not None:
+            self.scale = amplitude / self.default_length(size)
+        self.inputs = size if combine == "add" else 2 * size  # of the layer
         self.make(positions, size)
 
+    def make(self, positions, size):
+        raise NotImplementedError
+
     @staticmethod
-    def usual(size):
-        """The length of the vectors in the table; None where there are none."""
+    def default_length(size):
+        """Of the vectors in the table; None where there are none."""
         return 1.0
 
     def vectors(self, time):
-        """(time, E) of the steps 0..time-1; None where there is nothing but the tokens."""
-        if self.table is None:
-            return None
+        """(time, E) of the steps 0..time-1; None: there is nothing but the tokens."""
         vectors = self.scale * self.table[:time].expand(time, -1)
         if self.unencoded is not None:
             vectors[self.unencoded] = 0
         return vectors
 
-    def join(self, tokens):
-        """(T, B, E) embeddings -> (T, B, E or 2E), what the layer reads."""
-        return self.joined(tokens, self.vectors(len(tokens)), (slice(None), None))
+    def join(self, tokens, steps=None, time=None):
+        """(T, B, E) embeddings, each with the vector of its step -> (T, B, E or 2E).
 
-    def joined(self, tokens, vectors, steps):
-        """Each embedding with the vector of its step."""
-        if vectors is None:
-            return torch.cat([tokens] * self.copies, dim=-1)
-        times = vectors[steps].to(tokens.dtype)
-        return tokens + times if self.combine == "add" else torch.cat([tokens, times.expand_as(tokens)], -1)
+        Of packed rows (N, E), `steps` (N,) are their steps and `time` is how many exist.
+        """
+        if steps is None:
+            vectors = self.vectors(len(tokens))[:, None]  # (T, 1, E)
+        else:
+            vectors = self.vectors(time)[steps]
+        vectors = vectors.to(tokens.dtype)
+        if self.combine == "add":
+            return tokens + vectors
+        return torch.cat([tokens, vectors.expand_as(tokens)], dim=-1)
 
 
 class Sinusoid(Encoding):
-    """The paper's. `bands` = (low, high) keeps that part of the frequencies, from 0, the fastest, to 1, the
-    slowest. The others are zero, and the rest is scaled up so that every vector still has length 1."""
+    """The paper's. `bands` = (low, high) keeps that part of the frequencies, from 0, the
+    fastest, to 1, the slowest. The others are zero; the rest is scaled up to length 1."""
 
     def make(self, positions, size):
         if size % 2:
-            raise Refused(f"a sinusoid is pairs of sine and cosine: --embed must be even, not {size}")
+            raise Refused(f"--embed {size} is odd: a sinusoid is pairs of sine and cosine")
         n = size // 2
-        first, stop = (sum(i / n < x for i in range(n)) for x in self.bands)  # so many lie before each end
+        first, stop = (sum(i / n < x for i in range(n)) for x in self.bands)  # ends
         if first == stop:
-            raise Refused(f"--bands {self.bands[0]:g}:{self.bands[1]:g} keeps none of the {n} frequencies")
+            low, high = self.bands
+            raise Refused(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
         table = sinusoid(positions, size)  # in double precision
-        table[:, : 2 * first] = table[:, 2 * stop :] = 0
-        self.register_buffer("table", table * math.sqrt(n / (stop - first)), persistent=False)
+        table[:, : 2 * first] = 0
+        table[:, 2 * stop :] = 0
+        table *= math.sqrt(n / (stop - first))
+        self.register_buffer("table", table, persistent=False)
 
 
 class Random(Encoding):
@@ -160,16 +181,18 @@ class Random(Encoding):
 
 
 class Constant(Encoding):
-    """One fixed random unit vector at every step: as many inputs and parameters as a clock, and no time."""
+    """One fixed random unit vector at every step: as many inputs as a clock, no time."""
 
     def make(self, positions, size):
         self.register_buffer("table", F.normalize(torch.randn(1, size), dim=1))
 
 
 class Learned(Encoding):
-    """A learned vector per step, drawn as nn.Embedding draws its own; `amplitude` is its length at first."""
+    """A learned vector per step, drawn as nn.Embedding's; `amplitude` is its first length."""
 
-    usual = staticmethod(math.sqrt)
+    @staticmethod
+    def default_length(size):
+        return math.sqrt(size)
 
     def make(self, positions, size):
         self.table = nn.Parameter(self.scale * torch.randn(positions, size))
@@ -177,55 +200,80 @@ class Learned(Encoding):
 
 
 class Ramp(Encoding):
-    """A fixed random unit vector times t / positions: no period. `amplitude` is the last one's length."""
+    """A fixed random unit vector times t / positions: no period. The last has length 1."""
 
     def make(self, positions, size):
-        share = torch.arange(1, positions + 1)[:, None] / positions
-        self.register_buffer("table", share * F.normalize(torch.randn(size), dim=0))
+        time = torch.arange(1, positions + 1)[:, None] / positions
+        self.register_buffer("table", time * F.normalize(torch.randn(size), dim=0))
 
 
 class Counter(Encoding):
-    """The step in binary, -1 for 0 and 1 for 1, lowest digit first, repeated to fill the columns."""
+    """The step in binary, as -1 and 1, lowest digit first, repeated to fill the row."""
 
     def make(self, positions, size):
         digits = max(1, (positions - 1).bit_length())
         if size < digits:
-            raise Refused(f"{positions} steps are counted in {digits} binary digits: --embed {size} is less")
-        digit = (torch.arange(positions)[:, None] >> (torch.arange(size) % digits)) & 1
+            raise Refused(
+                f"--embed {size}: {positions} steps are counted in {digits} binary digits"
+            )
+        column = torch.arange(size) % digits
+        digit = (torch.arange(positions)[:, None] >> column) & 1  # (positions, size)
         self.register_buffer("table", (2 * digit - 1) / math.sqrt(size), persistent=False)
 
 
 class Shuffled(Encoding):
-    """The sinusoid's vectors in a fixed random order: the same ones, but neighbours are unlike."""
+    """The sinusoid's vectors in a fixed random order: neighbours are unlike."""
 
     def make(self, positions, size):
-        self.register_buffer("table", Sinusoid(positions, size).table[torch.randperm(positions)])
+        table = Sinusoid(positions, size).table
+        self.register_buffer("table", table[torch.randperm(positions)])
 
 
 class Bare(Encoding):
     """No encoding: the layer reads the embedding alone."""
 
     copies = 1
-    usual = staticmethod(lambda size: None)
+
+    @staticmethod
+    def default_length(size):
+        return None
 
     def make(self, positions, size):
-        self.table, self.inputs = None, self.copies * size
+        self.inputs = self.copies * size
+
+    def vectors(self, time):
+        return None
+
+    def join(self, tokens, steps=None, time=None):
+        return torch.cat([tokens] * self.copies, dim=-1)
 
 
 class Duplicate(Bare):
-    """The embedding twice: as many parameters as with an encoding, and no clock (Appendix C)."""
+    """The embedding twice: as many parameters as with a clock, no clock (Appendix C)."""
 
     copies = 2
 
 
-ENCODINGS = {"none": Bare, "sin": Sinusoid, "random": Random, "learned": Learned, "dup": Duplicate}
-ENCODINGS |= {"constant": Constant, "ramp": Ramp, "counter": Counter, "shuffled": Shuffled}  # our controls
+ENCODINGS = {
+    "none": Bare,
+    "sin": Sinusoid,
+    "random": Random,
+    "learned": Learned,
+    "dup": Duplicate,
+    # our controls
+    "constant": Constant,
+    "ramp": Ramp,
+    "counter": Counter,
+    "shuffled": Shuffled,
+}
 
 
-# -- Layers: layer(x, steps) maps (T, B, inputs) to the outputs at the answered steps, (M, B, H)
+# -- Layers: layer(x, steps) maps (T, B, inputs) to outputs at the answered steps, (M, B, H)
 def select(h, steps):
     """(T, B, H) -> the answered steps, (M, B, H)."""
-    return h[steps] if isinstance(steps, slice) else h[steps.T, torch.arange(len(steps), device=h.device)]
+    if isinstance(steps, slice):
+        return h[steps]
+    return h[steps.T, torch.arange(len(steps), device=h.device)]
 
 
 def span(steps, time):
@@ -244,37 +292,46 @@ class LSTM(nn.LSTM):
 
 
 class S4D(nn.Module):
-    """A linear map of the input, a diagonal state-space layer (Gu et al., 2022), GELU, a gated linear map."""
+    """A linear map of the input, a diagonal state-space layer (Gu et al., 2022), GELU, a
+    gated linear map."""
 
     def __init__(self, inputs, hidden, order=64):
         super().__init__()
-        shape = (hidden, order // 2)  # conjugate pairs: half of them is enough
+        pairs = order // 2  # of conjugate poles: half of them is enough
         self.project = nn.Linear(inputs, hidden)
-        self.log_dt = nn.Parameter(torch.empty(hidden).uniform_(math.log(1e-3), math.log(1e-1)))
-        self.C = nn.Parameter(torch.view_as_real(torch.randn(shape, dtype=torch.cfloat)).clone())
-        self.log_A_real = nn.Parameter(torch.full(shape, math.log(0.5)))
-        self.A_imag = nn.Parameter(math.pi * torch.arange(order // 2).float().repeat(hidden, 1))
+        log_dt = torch.empty(hidden).uniform_(math.log(1e-3), math.log(1e-1))
+        self.log_dt = nn.Parameter(log_dt)
+        C = torch.randn(hidden, pairs, dtype=torch.cfloat)
+        self.C = nn.Parameter(torch.view_as_real(C).clone())
+        A_imag = math.pi * torch.arange(pairs).float()
+        self.log_A_real = nn.Parameter(torch.full((hidden, pairs), math.log(0.5)))
+        self.A_imag = nn.Parameter(A_imag.repeat(hidden, 1))
         self.D = nn.Parameter(torch.randn(hidden))
         self.mix = nn.Linear(hidden, 2 * hidden)
 
-    def discretised(self):
-        """dt A and the zero-order-hold weights C (exp(dt A) - 1) / A, both (H, N/2) and complex."""
+    def discretise(self):
+        """dt A, and the zero-order-hold weights C (exp(dt A) - 1) / A; (H, N/2), complex."""
         A = torch.complex(-self.log_A_real.exp(), self.A_imag)
         dtA = A * self.log_dt.exp()[:, None]
         return dtA, torch.view_as_complex(self.C) * (dtA.exp() - 1) / A
 
     def kernel(self, time):
-        """(H, time): the response to an impulse, 2 Re sum_n w_n exp(l dt A_n), of two tables: l = S i + j."""
-        dtA, weights = self.discretised()
+        """(H, time): the response to an impulse, 2 Re sum_n w_n exp(l dt A_n), l = 0, 1, ...
+
+        It is the product of two tables, since l = S i + j.
+        """
+        dtA, weights = self.discretise()
         stride = math.isqrt(time - 1) + 1
-        i, j = (torch.arange(n, device=dtA.device) for n in (-(-time // stride), stride))
+        i = torch.arange(-(-time // stride), device=dtA.device)
+        j = torch.arange(stride, device=dtA.device)
         rows = weights[..., None] * (dtA[..., None] * (stride * i)).exp()  # (H, N/2, time/S)
         columns = (dtA[..., None] * j).exp()  # (H, N/2, S)
-        rows, columns = torch.cat([rows.real, -rows.imag], 1), torch.cat([columns.real, columns.imag], 1)
+        rows = torch.cat([rows.real, -rows.imag], 1)
+        columns = torch.cat([columns.real, columns.imag], 1)
         return self.kernel_of_tables(rows, columns, time)
 
     def kernel_of_tables(self, rows, columns, time):
-        if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for what is summed here
+        if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for this sum
             rows, columns = rows.double(), columns.double()
         return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(self.D.dtype)
 
@@ -282,98 +339,40 @@ class S4D(nn.Module):
         start, stop = span(steps, len(x))
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
         kernel = F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
-        toeplitz = kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop), the last answer first
-        y = (toeplitz @ u[:, :stop].contiguous()).flip(1) + self.D[:, None, None] * u[:, start:stop]
-        return self.emit(y, steps)
+        toeplitz = kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop), last answer first
+        y = (toeplitz @ u[:, :stop].contiguous()).flip(1)  # (H, M, B)
+        return self.emit(y + self.D[:, None, None] * u[:, start:stop], steps)
 
-    def emit(self, y, steps):  # (H, M, B) convolved inputs -> (M, B, H)
+    def emit(self, y, steps):
+        """(H, M, B) convolved inputs -> (M, B, H)"""
         h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))
         return h if isinstance(steps, slice) else select(h, steps)
 
 
-class MinGRU(nn.Linear):
-    """h_t = (1 - z_t) h_t-1 + z_t h~_t; unlike a GRU's, z and h~ see the input alone (Feng et al., 2024)."""
+LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D}
 
-    def __init__(self, inputs, hidden):
-        super().__init__(inputs, 2 * hidden)
-
-    def forward(self, x, steps):
-        gate, candidate = super().forward(x).chunk(2, -1)  # (T, B, H)
-        h, states = torch.zeros_like(gate[0]), []
-        for kept, added in zip((-gate).sigmoid(), gate.sigmoid() * candidate):
-            h = kept * h + added
-            states.append(h)
-        return select(torch.stack(states), steps)
-
-
-class Mamba(nn.Module):
-    """The selective state-space block of Gu and Dao (2023), without its norm: 2 H channels of N states."""
-
-    def __init__(self, inputs, hidden, order=16, width=4):
-        super().__init__()
-        channels, rank = 2 * hidden, math.ceil(hidden / 16)
-        self.widths = rank, order, order
-        self.project = nn.Linear(inputs, 2 * channels, bias=False)
-        self.conv = nn.Conv1d(channels, channels, width, groups=channels)
-        self.choose = nn.Linear(channels, sum(self.widths), bias=False)
-        self.delta = nn.Linear(rank, channels)
-        usual = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.delta.bias = nn.Parameter(usual.expm1().log())  # the inverse of softplus
-        self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
-        self.D = nn.Parameter(torch.ones(channels))
-        self.answer = nn.Linear(channels, hidden, bias=False)
-
-    def forward(self, x, steps):
-        first, stop = span(steps, len(x))
-        u, gate = self.project(x[:stop]).chunk(2, -1)  # (T, B, D)
-        weight = self.conv.weight[:, 0].T  # (width, D); nn.Conv1d itself is slow on a CPU
-        padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
-        u = F.silu(self.conv.bias + sum(w * padded[k : k + stop] for k, w in enumerate(weight)))
-        delta, b, c = self.choose(u).to(u.dtype).split(self.widths, -1)
-        delta = F.softplus(self.delta(delta))
-        A = (-self.log_A.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D), repeated for speed
-        h, outputs = torch.zeros_like(A), []
-        each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
-        for t, (d, added, write, read) in enumerate(each):  # (B, 1, D), (B, 1, D), (B, N, 1), (B, N, 1)
-            h = torch.addcmul((d * A).exp2() * h, write, added)  # exp2 is faster than exp
-            if t >= first:
-                outputs.append((read * h).sum(1))
-        y = (torch.stack(outputs) + self.D * u[first:]) * F.silu(gate[first:])  # (M, B, D)
-        return self.answer(y if isinstance(steps, slice) else select(y, steps))
-
-
-class MambaStack(nn.Module):
-    """Several Mambas as usual: each reads a norm of the residual path, and adds to that path."""
-
-    def __init__(self, inputs, hidden, blocks):
-        super().__init__()
-        self.project = nn.Linear(inputs, hidden)
-        self.blocks = nn.ModuleList(Mamba(hidden, hidden) for _ in range(blocks))
-        self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-5) for _ in range(blocks + 1))
-
-    def forward(self, x, steps):
-        x = self.project(x)
-        for norm, block in zip(self.norms, self.blocks):
-            x = x + block(norm(x), slice(None))
-        return self.norms[-1](select(x, steps))
-
-
-LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D, "mingru": MinGRU, "mamba": Mamba}
 
 # -- Data: integers are pure functions of (seed, stream, iteration), alike on every device
-TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # independent streams: batches, the held-out set, stability.py's pairs
+TRAINING, HELD_OUT, ANALYSIS = (
+    1,
+    2,
+    3,
+)  # streams: batches, the held-out set, stability.py's pairs
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the int64 of the same bits
 
 
 def scramble(x):
-    """Turn int64 counters into random bits, as splitmix64 ends: products wrap, masks make >> logical."""
+    """Turn int64 counters into random bits, as splitmix64 ends.
+
+    Products wrap, and the masks make >> logical.
+    """
     x = (x ^ (x >> 30 & (1 << 34) - 1)) * (0xBF58476D1CE4E5B9 - 2**64)
     x = (x ^ (x >> 27 & (1 << 37) - 1)) * (0x94D049BB133111EB - 2**64)
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
 def key(*counters, device="cpu"):
-    """One random int64 for a tuple of counters; each is a Python integer or a 0-dimensional tensor."""
+    """One random int64 of counters, each a Python integer or a 0-dimensional tensor."""
     k = torch.zeros((), dtype=torch.int64, device=device)
     for counter in counters:
         k = scramble(k + GOLDEN + counter)
@@ -383,7 +382,9 @@ def key(*counters, device="cpu"):
 def random_bits(k, shape):
     """64 random bits for every element of `shape`: splitmix64 started at the key."""
     n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
-    n = n + (k - k)  # to torch.compile an arange is an index, and never overflows as n * GOLDEN does
+    n = n + (
+        k - k
+    )  # to torch.compile an arange is an index, and never overflows as n * GOLDEN does
     return scramble(k + n * GOLDEN).view(shape)
 
 
@@ -397,33 +398,36 @@ def uniform_integers(k, shape, vocab):
 
 
 def hash_rows(rows):
-    """(..., W) integers -> (...) a 64-bit hash of each row, the sum of scrambled (position, integer)."""
+    """(..., W) integers -> (...) a 64-bit hash of each row: a sum over its positions."""
     position = torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device)
     return scramble(rows * GOLDEN + position).sum(-1)
 
 
 def distinct_rows(draw, count, *counters, device="cpu"):
-    """The first `count` different rows of a stream; `draw(key, shape)` returns (*shape, W) integers."""
+    """The first `count` different rows of a stream; draw(key, shape): (*shape, W)."""
     rows = draw(key(*counters, 0, device=device), (0,))
     for attempt in range(1000):
-        rows = torch.cat([rows, draw(key(*counters, attempt, device=device), (count,))])
+        more = draw(key(*counters, attempt, device=device), (count,))
+        rows = torch.cat([rows, more])
         _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
         rows = rows[torch.from_numpy(np.sort(first)).to(device)]
         if len(rows) >= count:
             return rows[:count]
-    raise Refused(f"{count} held-out sequences are wanted, but only {len(rows)} different ones exist")
+    raise Refused(f"--held-out: {count} rows are wanted, but only {len(rows)} exist")
 
 
 class HeldOut:
-    """Rows (N, W) that training must never show; `mass` is the chance that a training draw is one of them.
+    """Rows (N, W) that training must never show; `mass`: the chance to draw one of them.
 
-    A training row is drawn `rounds` times, at once, so that no host waits for its device. The first candidate
-    that is not held out is used, or else, one time in 1e18, a fixed spare row.
+    A training row is drawn `rounds` times, at once, so that no host waits for its device.
+    The first candidate not held out is used or, one time in 1e18, a fixed spare row.
     """
 
     def __init__(self, rows, mass):
         if mass > 0.5:
-            raise Refused(f"{len(rows)} held-out sequences are {mass:.0%} of training; half is the limit")
+            raise Refused(
+                f"--held-out: {len(rows)} rows are {mass:.0%} of training, above half"
+            )
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
         self.rounds = 1 if mass == 0 else math.ceil(18 / -math.log10(mass))
 
@@ -433,20 +437,46 @@ class HeldOut:
         return self.hashes[nearest] == hashes
 
     def first_allowed(self, candidates, spare):
-        """(R, B, W) candidates, of a round each -> (B, W), for each row the first that is not held out."""
+        """(R, B, W) candidates, a round each -> (B, W), of each row the first allowed."""
         candidates = torch.cat([candidates, spare.expand_as(candidates[:1])])
-        first = self.contains(candidates).logical_not().byte().argmax(0)  # (B,) the first allowed round
+        first = (
+            self.contains(candidates).logical_not().byte().argmax(0)
+        )  # (B,) an allowed round
         return candidates[first, torch.arange(len(first), device=first.device)]
 
 
 # -- Metrics (section 4.1, Fig. 2)
+@torch.no_grad()
+def predict(model, episode, batch):
+    """Predictions and cross-entropies, (N, M) each, computed for `batch` rows at a time."""
+    predictions, losses = [], []
+    for start in range(0, len(episode.inputs), batch):
+        rows = slice(start, start + batch)
+        targets, steps = episode.targets[rows].T, episode.steps  # (M, b)
+        if isinstance(steps, torch.Tensor):
+            steps = steps[rows]
+        logits = model(episode.inputs[rows], steps)  # (M, b, K)
+        predictions.append(logits.argmax(-1).T)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        losses.append(loss.view(targets.shape).T)
+    return torch.cat(predictions), torch.cat(losses)
+
+
 def sequence_metrics(episode, predictions, losses):
-    """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance, all without padding."""
-    targets, predictions, losses = (x.cpu().numpy() for x in (episode.targets, predictions, losses))
-    answered = np.ones(targets.shape, bool) if episode.weight is None else episode.weight.cpu().numpy() > 0
-    order = np.argsort(~answered, axis=1, kind="stable")  # the answers of a row, and then its padding
-    said, wanted = (np.take_along_axis(np.where(answered, x, -1), order, 1) for x in (predictions, targets))
+    """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance; all
+    without padding."""
+    targets, predictions, losses = (
+        x.cpu().numpy() for x in (episode.targets, predictions, losses)
+    )
+    answered = np.ones(targets.shape, bool)
+    if episode.weight is not None:
+        answered = episode.weight.cpu().numpy() > 0
     right = predictions == targets
+    order = np.argsort(
+        ~answered, axis=1, kind="stable"
+    )  # a row's answers, and then its padding
+    said = np.take_along_axis(np.where(answered, predictions, -1), order, 1)
+    wanted = np.take_along_axis(np.where(answered, targets, -1), order, 1)
     return {
         "token_accuracy": float(right[answered].mean()),
         "sequence_accuracy": float((right | ~answered).all(1).mean()),
@@ -461,25 +491,111 @@ def perplexity(loss):
 
 
 def damerau_levenshtein(a, b):
-    """Unrestricted Damerau-Levenshtein distances of N pairs: a (N, La), b (N, Lb) -> (N,).
+    """Unrestricted Damerau-Levenshtein distances of pairs: a (N, La), b (N, Lb) -> (N,).
 
-    Lowrance and Wagner's algorithm, a row of the table at a time for all pairs: a transposition joins the
-    last row k < i with a_k = b_j and the last column l < j with b_l = a_i; insertions are a running minimum.
+    Lowrance and Wagner's algorithm, a row of the table at a time for all pairs. A
+    transposition joins the last row k < i with a_k = b_j and the last column l < j with
+    b_l = a_i. Insertions are a running minimum.
     """
     a, b = np.transpose(a), np.transpose(b)  # (La, N), (Lb, N)
-    (rows, pairs), columns = a.shape, np.arange(len(b) + 1)[:, None]
+    rows, pairs = a.shape
+    columns = np.arange(len(b) + 1)[:, None]
     table = np.empty((rows + 1, len(columns), pairs), dtype=np.int32)
     table[0] = columns
-    last_row, last_column = np.zeros(b.shape, dtype=int), np.zeros(b.shape, dtype=int)  # 0: none so far
+    last_row = np.zeros(b.shape, dtype=int)  # 0: none so far
+    last_column = np.zeros(b.shape, dtype=int)
     for i in range(1, rows + 1):
         match = a[i - 1] == b  # (Lb, N)
         last_column[1:] = np.maximum.accumulate(match[:-1] * columns[1:-1])
         before = table[last_row - 1, last_column - 1, np.arange(pairs)]
         transposed = before + (i - last_row) + (columns[1:] - last_column) - 1
         transposed[(last_row == 0) | (last_column == 0)] = rows + len(b)
-        changed = np.minimum(table[i - 1, :-1] + ~match, table[i - 1, 1:] + 1)  # replace, delete
+        replaced = table[i - 1, :-1] + ~match
+        deleted = table[i - 1, 1:] + 1
         table[i, 0] = i
-        table[i, 1:] = np.minimum(changed, transposed)
+        table[i, 1:] = np.minimum(np.minimum(replaced, deleted), transposed)
         table[i] = np.minimum.accumulate(table[i] - columns) + columns
         last_row[match] = i
     return table[-1, -1]
+
+
+# -- Not the paper's: layers of today
+class MinGRU(nn.Linear):
+    """h_t = (1 - z_t) h_t-1 + z_t h~_t; z and h~ see the input alone (Feng et al., 2024)."""
+
+    def __init__(self, inputs, hidden):
+        super().__init__(inputs, 2 * hidden)
+
+    def forward(self, x, steps):
+        gate, candidate = super().forward(x).chunk(2, -1)  # (T, B, H)
+        keep, add = (-gate).sigmoid(), gate.sigmoid() * candidate
+        h, states = torch.zeros_like(gate[0]), []
+        for kept, added in zip(keep, add):
+            h = kept * h + added
+            states.append(h)
+        return select(torch.stack(states), steps)
+
+
+class Mamba(nn.Module):
+    """The selective state-space block of Gu and Dao (2023), without its norm: 2 H channels
+    of N states."""
+
+    def __init__(self, inputs, hidden, order=16, width=4):
+        super().__init__()
+        channels, rank = 2 * hidden, math.ceil(hidden / 16)
+        self.widths = rank, order, order
+        self.project = nn.Linear(inputs, 2 * channels, bias=False)
+        self.conv = nn.Conv1d(channels, channels, width, groups=channels)
+        self.choose = nn.Linear(channels, sum(self.widths), bias=False)
+        self.delta = nn.Linear(rank, channels)
+        delta = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.delta.bias = nn.Parameter(delta.expm1().log())  # the inverse of softplus
+        self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
+        self.D = nn.Parameter(torch.ones(channels))
+        self.answer = nn.Linear(channels, hidden, bias=False)
+
+    def forward(self, x, steps):
+        first, stop = span(steps, len(x))
+        u, gate = self.project(x[:stop]).chunk(2, -1)  # (T, B, D)
+        u = F.silu(self.convolve(u))
+        delta, b, c = self.choose(u).to(u.dtype).split(self.widths, -1)
+        delta = F.softplus(self.delta(delta))  # (T, B, D)
+        A = (-self.log_A.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
+        each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
+        h, outputs = torch.zeros_like(A), []
+        for t, (d, added, write, read) in enumerate(each):  # (B, 1, D), ..., (B, N, 1)
+            decay = (d * A).exp2()  # faster than exp
+            h = torch.addcmul(decay * h, write, added)
+            if t >= first:
+                outputs.append((read * h).sum(1))
+        y = (torch.stack(outputs) + self.D * u[first:]) * F.silu(gate[first:])  # (M, B, D)
+        return self.answer(y if isinstance(steps, slice) else select(y, steps))
+
+    def convolve(self, u):
+        """As self.conv does, which is slow on a CPU."""
+        weight = self.conv.weight[:, 0].T  # (width, D)
+        padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
+        return self.conv.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))
+
+
+class MambaStack(nn.Module):
+    """Several Mambas: each reads a norm of the residual path and adds to that path."""
+
+    def __init__(self, inputs, hidden, blocks):
+        super().__init__()
+        self.project = nn.Linear(inputs, hidden)
+        self.blocks = nn.ModuleList(Mamba(hidden, hidden) for _ in range(blocks))
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-5) for _ in range(blocks + 1))
+
+    def forward(self, x, steps):
+        x = self.project(x)
+        for norm, block in zip(self.norms, self.blocks):
+            x = x + block(norm(x), slice(None))
+        return self.norms[-1](select(x, steps))
+
+
+def mamba(inputs, hidden, blocks=1):
+    return Mamba(inputs, hidden) if blocks == 1 else MambaStack(inputs, hidden, blocks)
+
+
+LAYERS |= {"mingru": MinGRU, "mamba": mamba}

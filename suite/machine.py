@@ -57,12 +57,12 @@ def choose_engine(args, device):
     cuda, name = device.type == "cuda", args.engine
     if not cuda and args.precision in ("tf32", "bf16"):
         raise Refused(f"--precision {args.precision} is for CUDA; on a CPU products are in fp32")
-    known = name != "torch" and common.LAYERS[args.model] in fast.KNOWN
-    known = known and common.ENCODINGS[args.pe].join is common.Encoding.join  # a user's may do otherwise
+    known = common.LAYERS[args.model] in fast.KNOWN and common.ENCODINGS[args.pe].fast
     if name == "fast" and not known:
         raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
-    if name == "auto":  # torch.nn has a good kernel for an LSTM on a CPU
-        name = "torch" if not known or (not cuda and args.model == "lstm" and args.hidden <= 64) else "fast"
+    if name == "auto":
+        small_lstm = args.model == "lstm" and args.hidden <= 64  # for which torch.nn is good
+        name = "fast" if known and (cuda or not small_lstm) else "torch"
     compiled = cuda and name == "fast" and graphs.compiles()
     precision = args.precision or ("tf32" if cuda else "fp32")
     onednn = not cuda and "AMD" in device_name(device) and graphs.onednn_is_exact()

@@ -1,4 +1,4 @@
-"""What a script provides: a task, a subclass of `Task`, and its figures. README.md has a complete example."""
+"""What a script provides: a subclass of `Task`, and its figures. README.md has an example."""
 
 import itertools
 from collections.abc import Callable
@@ -10,8 +10,18 @@ import common
 
 MOST = 2**31 - 1  # larger numbers overflow
 SEEDS = range(5)
-BOTH, WITH_CONSTANT, WITH_DUP = ["none", "sin"], ["none", "constant", "sin"], ["none", "dup", "sin"]
-SMOKE = dict(iterations=20, batch=8, hidden=16, embed=16, save_every=10, log_every=5, device="cpu")
+BOTH = ["none", "sin"]
+WITH_CONSTANT = ["none", "constant", "sin"]
+WITH_DUP = ["none", "dup", "sin"]
+SMOKE = dict(
+    iterations=20,
+    batch=8,
+    hidden=16,
+    embed=16,
+    save_every=10,
+    log_every=5,
+    device="cpu",
+)
 
 
 def cross(**flags):
@@ -26,11 +36,12 @@ class Flag(NamedTuple):
     name: str
     default: object  # None may depend on other flags, see Task.defaults
     help: str
-    kind: Callable = str  # int, float, str, bool, or a function of the text
+    type: Callable = str  # int, float, str, bool, or a function of the text
     least: float = 0  # of int and float
     below: float = MOST
     choices: tuple | None = None
     science: bool = True  # it changes the result, so it is a part of the folder's name
+    wanted: str = ""  # what would be right, where `type` is a function
 
 
 ACCURACY = {"accuracy": "token_accuracy"}
@@ -40,7 +51,7 @@ BOTH_METRICS = ACCURACY | {"edits": "damerau_levenshtein"}
 class Figure(NamedTuple):
     """Trials, and what is told of them: a table and a picture of metrics, and verdicts.
 
-    The picture has each metric over the flag x, a line for each encoding. With `curves` it has those instead.
+    The picture has each metric over the flag x, a line for each encoding; or else `curves`.
     """
 
     title: str
@@ -63,10 +74,11 @@ class Task:
     figures: dict  # name -> Figure, see `figure`
     flags = ()  # its own Flags
     without = ()  # names of shared flags that mean nothing here
-    named = dict(model="", pe="", vocab="K", length="L")  # of a folder: flag -> word before its value
-    # Whether training_episode(i) can be a part of a CUDA graph: i may be a tensor, shapes are fixed, and the
-    # host never waits. If not, training_episode(i, in_graph=True) gives tensors of few sizes, a graph each.
-    in_graph = True
+    folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> word before its value
+    # True: one CUDA graph serves every batch, so training_episode(i) takes a tensor i, has
+    # fixed shapes and never makes the host wait. False: one graph per size of batch, and
+    # training_episode(i, few_sizes=True) gives tensors of few sizes.
+    one_graph = True
     file = "result.json"  # what a finished trial has
     run = None  # a task that does not just train has run(self, argv, stop) -> exit code
 
@@ -75,11 +87,11 @@ class Task:
             cls.figures = {}
 
     @classmethod
-    def figure(cls, name, title, grids, **more):
-        """A decorator for the generator of a figure's verdicts: adds the figure to the task."""
+    def figure(cls, name, title, grids, **options):
+        """A decorator for the generator of a figure's verdicts: adds the figure."""
 
         def add(verdicts):
-            cls.figures[name] = Figure(title, grids, verdicts, **more)
+            cls.figures[name] = Figure(title, grids, verdicts, **options)
             return verdicts
 
         return add
@@ -91,23 +103,31 @@ class Task:
 
     @classmethod
     def defaults(cls, args):
-        """The flags whose default depends on other flags."""
-        warmup, amplitude = min(1000, args.iterations // 10), common.ENCODINGS[args.pe].usual(args.embed)
-        return dict(held_out=1024, warmup=warmup, snapshot_every=0, amplitude=amplitude)
+        """Of the flags whose default depends on other flags."""
+        return dict(
+            held_out=1024,
+            warmup=min(1000, args.iterations // 10),
+            snapshot_every=0,
+            amplitude=common.ENCODINGS[args.pe].default_length(args.embed),
+        )
 
     def __init__(self, args, config, folder):
         """`config` holds the flags that change the result."""
         self.args, self.config, self.folder = args, config, folder
-        self.batch, self.seed, self.vocab, self.length = args.batch, args.seed, args.vocab, args.length
+        self.batch, self.seed = args.batch, args.seed
+        self.vocab, self.length = args.vocab, args.length
 
     def check(self):
         """Raise common.Refused where flags do not fit together."""
-        if self.args.blocks > 1 and self.args.model != "mamba":
-            raise common.Refused(f"--blocks is for --model mamba, not {self.args.model}")
-        common.ENCODINGS[self.args.pe](self.positions(), self.args.embed, **self.for_encoding())
+        a = self.args
+        if a.warmup > a.iterations:
+            raise common.Refused(f"--warmup {a.warmup} is above --iterations {a.iterations}")
+        if a.blocks > 1 and a.model != "mamba":
+            raise common.Refused(f"--blocks is for --model mamba, not {a.model}")
+        common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
 
     def begin(self):
-        """Before a trial, and before --all: find what it needs beside flags, such as a text."""
+        """Before a trial, and before --all: find what it needs beside flags, as a text."""
 
     # -- the model
 
@@ -115,17 +135,33 @@ class Task:
         """Time steps of an episode."""
         return 2 * self.length
 
-    def for_encoding(self):
+    def encoding_options(self):
         """What the encoding is made with; the output begins after --length steps."""
-        a, length = self.args, self.length
-        left_out = {"both": None, "input": slice(length, None), "output": slice(length)}
-        bands = tuple(map(float, a.bands.split(":")))
-        return dict(combine=a.combine, unencoded=left_out[a.encode], amplitude=a.amplitude, bands=bands)
+        a = self.args
+        unencoded = {
+            "both": None,
+            "input": slice(self.length, None),
+            "output": slice(self.length),
+        }
+        return dict(
+            combine=a.combine,
+            unencoded=unencoded[a.encode],
+            amplitude=a.amplitude,
+            bands=tuple(map(float, a.bands.split(":"))),
+        )
 
     def model(self):
         a = self.args
-        sizes = a.vocab, a.embed, a.hidden, self.positions(), a.blocks
-        return common.Model(a.model, a.pe, *sizes, **self.for_encoding())
+        return common.Model(
+            a.model,
+            a.pe,
+            a.vocab,
+            a.embed,
+            a.hidden,
+            self.positions(),
+            layer_options=dict(blocks=a.blocks) if a.model == "mamba" else None,
+            **self.encoding_options(),
+        )
 
     def rate(self, i):
         return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)
@@ -137,32 +173,38 @@ class Task:
 
     def draw(self, k, shape):
         """(*shape, W) integers of the training distribution, from the key k alone."""
+        raise NotImplementedError
+
+    def episode(self, rows):
+        """(B, W) integers -> the common.Episode of what is read and what is answered."""
+        raise NotImplementedError
 
     def mass(self, rows):
-        """The chance that a training draw is one of the rows: here all rows are equally likely."""
+        """The chance that a training draw is one of the rows: here all are equally likely."""
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
     def test_rows(self, device):
         """(N, W) integers that are held out, from the seed alone."""
-        return common.distinct_rows(self.draw, self.args.held_out, self.seed, common.HELD_OUT, device=device)
+        count, stream = self.args.held_out, (self.seed, common.HELD_OUT)
+        return common.distinct_rows(self.draw, count, *stream, device=device)
 
     def with_commands(self, rows):
         """(B, L) integers -> (B, 2L): the same, then L commands."""
         return torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)
 
-    def episode(self, rows):
-        """(B, W) integers -> the common.Episode of what is read and what is answered."""
-
     def build(self, device):
         """The held-out set, and a training row that is not in it."""
         rows = self.test_rows(device)
         self.held_out = common.HeldOut(rows, self.mass(rows))
-        self.seed_there = torch.tensor(self.seed, device=device)  # a tensor: compiled code serves all seeds
-        candidates = self.draw(common.key(self.seed, common.TRAINING, 0, device=device), (1024,))
+        self.seed_there = torch.tensor(
+            self.seed, device=device
+        )  # compiled code serves all seeds
+        first = common.key(self.seed, common.TRAINING, 0, device=device)
+        candidates = self.draw(first, (1024,))
         self.spare = candidates[~self.held_out.contains(candidates)][0]
 
     def training_episode(self, i):
-        """The batch of iteration i, an integer or a 0-dimensional tensor: a function of (seed, i) alone."""
+        """The batch of iteration i, an integer or a tensor: of (seed, i) alone."""
         k = common.key(self.seed_there, common.TRAINING, i, device=self.spare.device)
         candidates = self.draw(k, (self.held_out.rounds, self.batch))  # (R, B, W)
         return self.episode(self.held_out.first_allowed(candidates, self.spare))
@@ -172,12 +214,15 @@ class Task:
 
     def evaluate(self, model, engine):
         """{name: number} of the held-out test."""
-        episode = self.test_episode()
-        logits = lambda inputs, steps: engine.logits(model, inputs, steps)
-        predictions, losses = common.answers(logits, episode, self.batch)
-        metrics = common.sequence_metrics(episode, predictions, losses)
-        return self.told(metrics, (predictions == episode.targets).cpu().numpy())
 
-    def told(self, metrics, right):
+        def logits(inputs, steps):
+            return engine.logits(model, inputs, steps)
+
+        episode = self.test_episode()
+        predictions, losses = common.predict(logits, episode, self.batch)
+        metrics = common.sequence_metrics(episode, predictions, losses)
+        return self.summarise(metrics, (predictions == episode.targets).cpu().numpy())
+
+    def summarise(self, metrics, right):
         """What is kept of the metrics, and others, from `right`, (N, M): is each answer right?"""
         return metrics

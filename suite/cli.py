@@ -1,0 +1,404 @@
+"""What a command line does: one trial, or many as processes, or a list of them.
+
+    raise SystemExit(cli.main(Reverse))  # at the end of a script
+
+A flag's value is that of the figure's row, else what is typed, else the scale's, else the
+paper's. `kind` is a script's class, a subclass of Task; `task` is an instance, one trial.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+from common import Refused
+from suite import files, jobs, machine, training
+from suite.task import MOST, Flag
+
+
+def parse_seeds(text):
+    first, dash, last = text.partition("-")
+    first, last = int(first), int(last) if dash else int(first)
+    if not 0 <= first <= last < MOST:
+        raise ValueError
+    return range(first, last + 1) if dash else first
+
+
+def parse_bands(text):
+    low, high = map(float, text.split(":"))
+    if not 0 <= low < high <= 1:
+        raise ValueError
+    return f"{low:g}:{high:g}"  # alike for the same numbers: it names a folder
+
+
+LAYERS, ENCODINGS = tuple(common.LAYERS), tuple(common.ENCODINGS)
+ONE_SEED_OR_MORE = "one seed, or a range such as 0-4"
+FLAGS = [
+    Flag("model", "lstm", "the layer", choices=LAYERS),
+    Flag("pe", "sin", "encoding of the time step", choices=ENCODINGS),
+    Flag("vocab", 16384, "number of different integers, K", int, least=2),
+    Flag("length", 64, "integers in the input, L", int, least=1),
+    Flag(
+        "seed",
+        0,
+        "of weights, data and held-out set; 0-4: five trials of a figure",
+        parse_seeds,
+        wanted=ONE_SEED_OR_MORE,
+    ),
+    Flag("hidden", 512, "size of the layer's state", int, least=1),
+    Flag("embed", 512, "size of the embedding, and of the encoding", int, least=1),
+    Flag("blocks", 1, "of mamba; from 2 on with norm and residual path", int, least=1),
+    Flag("iterations", 300_000, "batches to train on", int, least=1),
+    Flag("batch", 512, "sequences per iteration", int, least=1),
+    Flag("lr", 1e-3, "peak of the learning rate", float),
+    Flag("warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", int),
+    Flag(
+        "held_out",
+        None,
+        "test sequences, never trained on (1024; --dual-freq: 64 L)",
+        int,
+        least=1,
+    ),
+    Flag("combine", "concat", "encoding with embedding", choices=("concat", "add")),
+    Flag("encode", "both", "steps with the encoding", choices=("input", "output", "both")),
+    Flag(
+        "amplitude",
+        None,
+        "length of the encoding's vectors (1; learned: the root of --embed)",
+        float,
+    ),
+    Flag(
+        "bands",
+        "0:1",
+        "part of the sinusoid's frequencies, from 0, the fastest",
+        parse_bands,
+        wanted="LOW:HIGH with 0 <= LOW < HIGH <= 1",
+    ),
+    Flag("beta1", 0.9, "Adam's first decay", float, below=1),
+    Flag("beta2", 0.999, "Adam's second decay; released code: 0.98", float, below=1),
+    Flag("eps", 1e-8, "Adam's epsilon; released code: 1e-9", float),
+    Flag("clip", 1.0, "largest gradient norm, 0: any", float),
+]
+PLUMBING = [
+    Flag("out", "runs", "folder of all trials"),
+    Flag("overwrite", False, "delete the trial's folder and start anew", bool),
+    Flag("save_every", 5000, "iterations between checkpoints", int, least=1),
+    Flag(
+        "snapshot_every",
+        None,
+        "iterations between kept weights, 0: none (--dual-freq: 5000)",
+        int,
+    ),
+    Flag("log_every", 100, "iterations per row of curve.csv", int, least=1),
+    Flag("device", "auto", "auto: cuda if there", choices=("auto", "cpu", "cuda")),
+    Flag(
+        "engine",
+        "auto",
+        "by hand, or torch.nn: equal but for rounding",
+        choices=("auto", "fast", "torch"),
+    ),
+    Flag("precision", None, "of products (CUDA: tf32)", choices=("fp32", "tf32", "bf16")),
+    Flag("no_graph", False, "on CUDA: no graph of the iteration, to debug", bool),
+    Flag("deterministic", False, "on CUDA: the same bits every time, slower", bool),
+    Flag(
+        "jobs",
+        None,
+        "of --all: processes at a time (on a CPU one per core, on CUDA 1)",
+        int,
+        least=1,
+    ),
+    Flag("index", None, "of --all, --list: this trial alone, from 0; for SLURM arrays", int),
+]
+PLUMBING = [flag._replace(science=False) for flag in PLUMBING]
+NOT_CARRIED = {"list", "all", "jobs", "index"}  # what a trial's command leaves out
+
+
+# -- From words to flags, and back
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(files.BAD_FLAGS, f"{self.prog}: error: {' '.join(str(message).split())}\n")
+
+
+def argparse_type(flag):
+    """A conversion that says what would be right."""
+    number = {int: "a whole number", float: "a number"}.get(flag.type)
+    wanted = flag.wanted or f"{number} from {flag.least} to below {flag.below}"
+
+    def convert(text):
+        with contextlib.suppress(ValueError):
+            value = flag.type(text)
+            if not number or flag.least <= value < flag.below:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+
+    return convert
+
+
+def flags_of(kind):
+    """{name: Flag}, its own in place of the shared ones."""
+    return {flag.name: flag for flag in (*FLAGS, *PLUMBING, *kind.flags)}
+
+
+def defaults_of(kind):
+    """The paper's."""
+    defaults = {name: flag.default for name, flag in flags_of(kind).items()}
+    return defaults | kind.scales.get("paper", {})
+
+
+def parse(kind, argv):
+    """-> (args, what was typed)"""
+    parser = Parser(
+        f"{kind.name}.py",
+        description=sys.modules[kind.__module__].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    science = parser.add_argument_group("these change the result")
+    plumbing = parser.add_argument_group("these do not")
+    defaults = defaults_of(kind)
+    for name, flag in flags_of(kind).items():
+        if name not in kind.without:
+            add_flag(science if flag.science else plumbing, flag, defaults[name])
+    scales = dict.fromkeys(["paper", *kind.scales])
+    figure = dict(nargs="?", const="", choices=["", *kind.figures], metavar="FIGURE")
+    names = ", ".join(kind.figures)
+    plumbing.add_argument("--scale", choices=scales, help="a set of defaults (paper)")
+    plumbing.add_argument("--list", help=f"print a command per trial: {names}", **figure)
+    plumbing.add_argument("--all", help="run these trials, then report.py", **figure)
+    given = vars(parser.parse_args(argv))
+    defaults |= dict(scale="paper", list=None, all=None)
+    defaults |= kind.scales.get(given.get("scale", "paper"), {})
+    return argparse.Namespace(**(defaults | given)), given
+
+
+def add_flag(group, flag, default):
+    shown = "" if default in (None, False) else f" ({default})"
+    options = dict(action="store_true")
+    if flag.type is not bool:
+        options = dict(type=argparse_type(flag), choices=flag.choices)
+    group.add_argument(as_word(flag.name), help=flag.help + shown, **options)
+
+
+def as_word(flag):
+    return f"--{flag.replace('_', '-')}"
+
+
+def as_words(flags):
+    """{flag: value} as the words of a command line; of True the bare flag, of False none."""
+    words = []
+    for flag, value in flags.items():
+        if isinstance(value, range):  # of seeds
+            value = f"{value[0]}-{value[-1]}"
+        if value is True:
+            words.append(as_word(flag))
+        elif value is not False:
+            words += [as_word(flag), str(value)]
+    return words
+
+
+# -- From flags to a trial
+def parse_task(kind, argv):
+    """The task of one trial, from its command line."""
+    return make_task(kind, parse(kind, argv)[0])
+
+
+def make_task(kind, args):
+    """The task of one trial, whose flags fit together."""
+    if isinstance(args.seed, range):
+        raise Refused("--seed takes a range with --list, --all and report.py alone")
+    args = argparse.Namespace(**vars(args))
+    kind = kind.variant(args)
+    defaults = fill_defaults(kind, args)
+    names = [flag.name for flag in flags_of(kind).values() if flag.science]
+    if args.precision == "bf16":  # the others differ by rounding alone
+        names.append("precision")
+    config = {name: getattr(args, name) for name in sorted(names) if name not in kind.without}
+    task = kind(args, config, name_folder(kind, args, config, defaults))
+    task.check()
+    return task
+
+
+def fill_defaults(kind, args):
+    """Set the flags whose default depends on others -> the paper's defaults."""
+    defaults = defaults_of(kind) | kind.defaults(args)
+    for flag, value in defaults.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
+    return defaults
+
+
+def name_folder(kind, args, config, defaults):
+    """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN"""
+    words = [f"{before}{config[flag]}" for flag, before in kind.folder_words.items()]
+    for flag, value in config.items():
+        if flag not in ("seed", *kind.folder_words) and value != defaults[flag]:
+            words.append(flag.replace("_", "-") + ("" if value is True else f"={value}"))
+    return Path(args.out, kind.home or kind.name, "-".join(words), f"seed{args.seed}")
+
+
+# -- From a figure to its trials
+def trials_of_figure(kind, args, given, figure):
+    """One entry per trial: its task, grid row and command. No figure: of all figures.
+
+    A typed flag selects the rows that have that value. Typed seeds replace the rows' own.
+    Other typed flags are added to every trial.
+    """
+    trials = {}
+    for name in [figure] if figure else kind.figures:
+        for row in kind.figures[name].grids.get(args.scale, []):
+            if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
+                continue
+            seeds = given.get("seed", row["seed"])
+            for seed in seeds if isinstance(seeds, range) else [seeds]:
+                trial = make_trial(kind, args, given, row | {"seed": seed})
+                trials.setdefault(trial.task.folder, trial)
+    if not trials:
+        what = f"{figure or kind.name} at --scale {args.scale}"
+        raise Refused(f"no trial of {what} has the flags given")
+    return choose_trial(list(trials.values()), args)
+
+
+def make_trial(kind, args, given, row):
+    flags = {k: v for k, v in row.items() if v is not None}
+    carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
+    task = make_task(kind, argparse.Namespace(**(vars(args) | flags)))
+    return jobs.Trial(task, row, as_words(flags | carried))
+
+
+def choose_trial(trials, args):
+    """That of --index alone."""
+    if args.index is None:
+        return trials
+    if args.overwrite:
+        raise Refused("--overwrite with --index would start anew at every requeue")
+    if args.index >= len(trials):
+        raise Refused(f"--index {args.index}: there are {len(trials)} trials, counted from 0")
+    return [trials[args.index]]
+
+
+# -- A script's command line
+def main(kind, argv=None):
+    jobs.end_with_parent()
+    argv = sys.argv[1:] if argv is None else argv
+    return exit_code(f"{kind.name}.py", lambda: dispatch(kind, argv))
+
+
+def dispatch(kind, argv):
+    args, given = parse(kind, argv)
+    figure = args.all if args.list is None else args.list
+    if figure is None:
+        if args.index is not None:
+            raise Refused("--index is for --all and --list")
+        return run_one(make_task(kind, args), argv)
+    trials = trials_of_figure(kind, args, given, figure)
+    if args.list is not None:
+        for trial in trials:
+            print(f"python {kind.name}.py {shlex.join(trial.words)}")
+        return 0
+    if args.index is not None:
+        return run_one(trials[0].task, trials[0].words)
+    return run_many(kind, args, given, trials)
+
+
+def run_one(task, argv):
+    stop = Stop()
+    task.begin()
+    return task.run(argv, stop) if task.run else training.train(task, argv, stop)
+
+
+def run_many(kind, args, given, trials):
+    """All as processes, and then their report."""
+    stop = Stop()
+    for trial in trials:  # now, or every one would refuse by itself
+        trial.task.begin()
+    cuda = machine.choose_device(args.device).type == "cuda"
+    script = sys.modules[kind.__module__].__file__
+    at_once = args.jobs or (1 if cuda else machine.cores())
+    with stop.after_iteration():
+        code = jobs.Jobs(script, trials, at_once).run(stop)
+    if code != files.STOPPED:
+        left_out = NOT_CARRIED | {"overwrite"}
+        words = as_words({k: v for k, v in given.items() if k not in left_out})
+        report = Path(__file__).parents[1] / "report.py"
+        figure = [args.all] if args.all else []
+        subprocess.run([sys.executable, report, script, *figure, *words], check=False)
+    return code
+
+
+# -- How a process ends
+class Stop:
+    """Hears signals. While `after_iteration` lasts, the first one is a request, else it ends
+    what runs at once. A second Ctrl-C ends the process. All hold from a trial's first line on."""
+
+    def __init__(self):
+        self.requested = self.iterating = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup does
+                signal.signal(number, self.hear)
+
+    def hear(self, number, frame):
+        if self.requested:
+            if number == signal.SIGINT:
+                os._exit(130)
+        else:
+            self.requested = True
+            if not self.iterating:
+                raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def after_iteration(self):
+        self.iterating = True
+        yield
+        self.iterating = False
+        if self.requested:
+            raise KeyboardInterrupt
+
+
+class Lossy:
+    """A stream that drops what cannot be written: a closed terminal, a broken pipe or a full
+    log must not end a trial before it has saved."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self):
+        with contextlib.suppress(OSError):
+            self.stream.flush()
+
+
+def exit_code(name, work):
+    """That of work(); what goes wrong is said in one line."""
+    sys.stdout, sys.stderr = Lossy(sys.stdout), Lossy(sys.stderr)
+    try:
+        return work()
+    except KeyboardInterrupt:
+        command = "the same command"
+        if "--overwrite" in sys.argv:
+            command += " without --overwrite"
+        code, why = files.STOPPED, f"stopped; {command} continues"
+    except Refused as error:
+        code, why = files.BAD_FLAGS, f"error: {error}"
+    except files.End as error:
+        code, why = error.args
+    except OSError as error:
+        code, why = files.FAILED, error
+    except (RuntimeError, MemoryError) as error:
+        if not machine.is_out_of_memory(error):
+            raise
+        code = files.FAILED
+        why = "out of memory: lower --batch, --hidden, --embed or --vocab"
+    print(f"{name}: {' '.join(str(why).split())}", file=sys.stderr if code else sys.stdout)
+    return code

@@ -1,0 +1,130 @@
+"""The files of a trial's folder: written whole or not at all, checked when read. Exit codes."""
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+
+import torch
+
+from common import Refused
+
+FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75  # 0: done
+
+
+class End(Exception):
+    """The trial ends here: an exit code and a line that says why."""
+
+
+# -- Writing and reading
+def write(path, content, keep=None):
+    """Replace `path`; what was there before becomes `keep`."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room, and names no file
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def write_json(path, content):
+    try:
+        text = json.dumps(content, indent=1, allow_nan=False, default=lambda x: x.tolist())
+    except ValueError:
+        raise End(NOT_FINITE, f"a number is not finite: {path}") from None
+    write(path, f"{text}\n".encode())
+
+
+def read_json(path):
+    """None where there is no such file."""
+    try:
+        content = json.loads(path.read_text())
+        dict(content["config"])  # or it is no file of ours
+        return content
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise End(FAILED, f"{path} cannot be read: {error!r}") from None
+
+
+def save(path, content, keep=None):
+    """What torch.save writes, and then its SHA-256."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    saved = buffer.getvalue()
+    write(path, saved + hashlib.sha256(saved).digest(), keep)
+
+
+def load(path, device):
+    content = path.read_bytes()
+    saved, digest = content[:-32], content[-32:]
+    if hashlib.sha256(saved).digest() != digest:
+        raise End(FAILED, f"{path} is damaged")
+    return torch.load(io.BytesIO(saved), map_location=device, weights_only=True)
+
+
+# -- A trial's folder
+@contextlib.contextmanager
+def lock(folder):
+    """Create the folder, and keep other processes from it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            why = f"{folder} is being run by another process"
+            raise End(RUNNING_ELSEWHERE, why) from None
+        yield
+
+
+def clear(folder):
+    """Results first, config.json last: a delete cut short never looks like a finished trial."""
+    shutil.rmtree(folder / "snapshots", ignore_errors=True)
+    results = "result.json", "stability.json"
+    for name in (*results, "previous.pt", "last.pt", "curve.csv", "config.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def compare_flags(before, config):
+    """How flags that a file and a trial both have differ, in words; or None."""
+    differ = [k for k in sorted(before.keys() & config.keys()) if before[k] != config[k]]
+    what = ", ".join(f"{k} {before[k]} there, {config[k]} here" for k in differ)
+    return f"was made with other flags or another text: {what}" if differ else None
+
+
+def require_same_flags(path, before, config):
+    """What was edited or copied from another trial is neither shown nor continued."""
+    if what := compare_flags(before, config):
+        raise Refused(f"{path} {what} (--overwrite starts anew)")
+
+
+def is_finished(task):
+    """Whether there is a result to keep."""
+    if task.args.overwrite:
+        return False
+    for name in ("config.json", task.file):
+        if content := read_json(task.folder / name):
+            require_same_flags(task.folder, content | content["config"], task.config)
+    return (task.folder / task.file).exists()
+
+
+def show(task):
+    """Print the metrics -> 0."""
+    print(f"{task.folder} is finished")
+    metrics = read_json(task.folder / "result.json")["metrics"]
+    for name, value in reversed(metrics.items()):  # the first one last, where --all finds it
+        if isinstance(value, int | float):
+            print(f"{name.replace('_', ' ')}: {value:.6g}")
+    return 0

@@ -1,0 +1,243 @@
+"""One trial: the training loop, and the state that it changes.
+
+Data depend on (seed, iteration) alone, so a checkpoint and the flags decide all that follows:
+a trial that was stopped ends with the same bits as one that was not. The model of a finished
+trial:
+
+    from reverse import Reverse
+    from suite import cli, files
+
+    task = cli.parse_task(Reverse, ["--scale", "quick"])
+    model = task.model()
+    model.load_state_dict(files.load(task.folder / "last.pt", "cpu")["model"])
+"""
+
+import datetime
+import sys
+import time
+
+import torch
+
+import common
+from suite import files, graphs, machine
+from suite.files import NOT_FINITE, End
+
+
+def train(task, argv, stop):
+    """Train a trial to its end, from its last checkpoint on, and evaluate it -> the exit code."""
+    if files.is_finished(task):
+        return files.show(task)
+    device = machine.choose_device(task.args.device)
+    engine = machine.choose_engine(task.args, device)
+    machine.prepare(engine, device, task.args.hidden)
+    if device.type == "cuda":  # a CUDA graph is not captured on the default stream
+        torch.cuda.set_stream(torch.cuda.Stream())
+    task.build(device)
+    training = Training(task, argv, device, engine)
+    with files.lock(task.folder):
+        training.begin()
+        with stop.after_iteration():
+            loop(training, stop)
+        training.conclude()
+    return files.show(task)
+
+
+def loop(training, stop):
+    """From the iteration after the checkpoint to the last one."""
+    args = training.task.args
+    started = time.perf_counter() - training.seconds
+    for i in range(training.iteration + 1, args.iterations + 1):
+        training.rate.fill_(training.task.rate(i))
+        training.step(i)
+        training.iteration, training.seconds = i, time.perf_counter() - started
+
+        last = i == args.iterations
+        if last or i % args.log_every == 0:
+            training.log()
+        if args.snapshot_every and i % args.snapshot_every == 0:
+            training.save_snapshot()
+        stopping = stop.requested
+        if last or stopping or i % args.save_every == 0:
+            training.save()
+        if stopping:
+            print(f"saved at iteration {i}")
+            return
+
+
+class Training:
+    """A model, its optimizer, how far they are, and their folder."""
+
+    def __init__(self, task, argv, device, engine):
+        """The state before the first iteration; weights are drawn on the CPU."""
+        self.task, self.args, self.folder = task, task.args, task.folder
+        self.device, self.engine = device, engine
+        torch.manual_seed(task.seed)
+        self.model = task.model().to(device)
+        self.rate = torch.zeros((), device=device)  # a tensor: a CUDA graph reads it anew
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(),
+            lr=self.rate,
+            betas=(self.args.beta1, self.args.beta2),
+            eps=self.args.eps,
+            fused=True,
+            capturable=engine.graph,
+        )
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of curve.csv
+        self.iteration, self.seconds, self.rows = 0, 0.0, []
+        self.generators = [torch]  # of dropout and the like
+        if device.type == "cuda":
+            self.generators.append(torch.cuda)
+        self.rng_states = []
+        self.earlier = []  # the records of the processes that trained a part of it
+        self.record = {
+            "task": task.home or task.name,
+            "config": task.config,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            **machine.provenance(argv, engine, device),
+        }
+
+    # -- a step
+
+    def learn(self, episode):
+        """One training step, which may become a CUDA graph: the host never waits in it."""
+        loss, accuracy = common.train_step(
+            self.model, self.optimizer, self.loss_and_accuracy, episode, self.args.clip
+        )
+        self.sums["loss"] += loss
+        self.sums["accuracy"] += accuracy
+
+    def loss_and_accuracy(self, model, episode):
+        """The task's, with products in the engine's precision."""
+        bf16 = self.engine.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+            return self.task.loss_and_accuracy(model, episode, self.engine)
+
+    def make_step(self):
+        """Set step(i), which runs iteration i: directly, as a CUDA graph, or one per size."""
+        episode = self.task.training_episode
+
+        def step(i):
+            self.learn(episode(i))
+
+        def batch_of_few_sizes(i):
+            return self.task.training_episode(i, few_sizes=True)
+
+        if not self.engine.graph:
+            self.step = step
+        elif self.task.one_graph:
+            if self.engine.compiled:  # a hundred small kernels become a handful
+                episode = torch.compile(episode, dynamic=False)
+            self.step = graphs.whole(step, self.iteration + 1, self.tensors)
+        else:
+            self.step = graphs.by_size(self.learn, batch_of_few_sizes, self.tensors)
+
+    def tensors(self):
+        """What a training step changes."""
+        moments = [x for each in self.optimizer.state.values() for x in each.values()]
+        model = [*self.model.parameters(), *self.model.buffers()]
+        return [*model, *moments, *self.sums.values()]
+
+    # -- from the first to the last file
+
+    def begin(self):
+        """Continue from a checkpoint, if there is one, and say so."""
+        if self.args.overwrite:
+            files.clear(self.folder)
+        self.load_checkpoint()
+        files.write_json(self.folder / "config.json", self.record)
+        parameters = self.record["parameters"]
+        print(f"{self.folder}\n{parameters:,} parameters, {self.record['device']}")
+        if self.device.type == "cpu" and parameters > 10**6 and "quick" in self.task.scales:
+            print("this size is for a GPU: --scale quick takes a minute")
+        print(f"from iteration {self.iteration} on", flush=True)
+        self.make_step()
+        for source, state in zip(self.generators, self.rng_states):
+            source.set_rng_state(state.cpu())  # now: rehearsals of the step draw too
+
+    def load_checkpoint(self):
+        """last.pt; if it is damaged, previous.pt; else none. All lead to the same end."""
+        for path in (self.folder / "last.pt", self.folder / "previous.pt"):
+            try:
+                if path.exists():
+                    self.resume(path)
+                    return
+            except End as damaged:
+                print(f"{damaged.args[1]}, so it is passed over", file=sys.stderr)
+                path.unlink()  # or the next save would make it previous.pt
+
+    def resume(self, path):
+        saved = files.load(path, self.device)
+        *_, latest = saved["processes"]
+        files.require_same_flags(path, latest["config"], self.task.config)
+        self.model.load_state_dict(saved["model"])
+        here = {k: v for k, v in self.optimizer.param_groups[0].items() if k != "params"}
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.param_groups[0] |= here  # it may come from another kind of device
+        for name, x in self.sums.items():
+            x.copy_(saved["sums"][name])
+        self.iteration, self.seconds = saved["iteration"], saved["seconds"]
+        self.rows, self.earlier = saved["rows"], saved["processes"]
+        self.rng_states = saved["rng_states"]
+
+    def save(self):
+        """Write last.pt; the one before becomes previous.pt."""
+        self.require_finite()
+        content = {
+            "iteration": self.iteration,
+            "seconds": self.seconds,
+            "sums": self.sums,
+            "rows": self.rows,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng_states": [source.get_rng_state() for source in self.generators],
+            "processes": [*self.earlier, self.record | {"until": self.iteration}],
+        }
+        files.save(self.folder / "last.pt", content, keep=self.folder / "previous.pt")
+        self.write_curve()
+
+    def save_snapshot(self):
+        self.require_finite()
+        path = self.folder / "snapshots" / f"{self.iteration:06d}.pt"
+        path.parent.mkdir(exist_ok=True)
+        files.save(path, {"config": self.task.config, "model": self.model.state_dict()})
+
+    def require_finite(self):
+        numbers = [*self.sums.values(), *self.model.parameters()]
+        if not torch.stack([x.isfinite().all() for x in numbers]).all():
+            why = f"not finite at iteration {self.iteration}; the last checkpoint is kept"
+            raise End(NOT_FINITE, why)
+
+    def log(self):
+        """A row of curve.csv, means since the last one, and a line. This waits for the device."""
+        self.require_finite()
+        i, iterations = self.iteration, self.args.iterations
+        count = i - (self.rows[-1][0] if self.rows else 0)
+        loss, accuracy = (x.item() / count for x in self.sums.values())
+        for x in self.sums.values():
+            x.zero_()
+        self.rows.append([i, loss, accuracy, self.task.rate(i), round(self.seconds, 3)])
+        left = datetime.timedelta(seconds=round((iterations / i - 1) * self.seconds))
+        line = f"iteration {i}/{iterations}  loss {loss:.4f}  accuracy {accuracy:.4f}"
+        print(f"{line}  {left} left", flush=True)
+
+    def write_curve(self):
+        lines = ["iteration,loss,accuracy,learning_rate,seconds"]
+        lines += [",".join(map(str, row)) for row in self.rows]
+        files.write(self.folder / "curve.csv", "\n".join([*lines, ""]).encode())
+
+    def conclude(self):
+        """Evaluate and write result.json; the checkpoint before the last is of no more use."""
+        self.write_curve()
+        self.model.eval()
+        result = self.record | {
+            "earlier": self.earlier,
+            "metrics": self.task.evaluate(self.model, self.engine),
+            "iterations": self.iteration,
+            "seconds": round(self.seconds, 3),
+            "iterations_per_second": round(self.iteration / self.seconds, 3),
+            "peak_memory_bytes": machine.peak_memory(self.device),
+            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        files.write_json(self.folder / "result.json", result)
+        (self.folder / "previous.pt").unlink(missing_ok=True)
