@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from reverse import Reverse
-from suite import machine, run, trial
+from suite import cli, files, machine, training
 from suite.task import Flag
 
 CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper's
@@ -46,7 +46,7 @@ def plain_step(task, device):
 
 
 def suite_step(task, engine, device):
-    one, iterations = trial.Trial(task, [], device, engine), itertools.count(1)
+    one, iterations = training.Training(task, [], device, engine), itertools.count(1)
     one.rate.fill_(1e-3)
     one.make_step()
     return lambda: one.step(next(iterations))
@@ -65,7 +65,7 @@ def milliseconds(step, engine, count, device):
 def measure(name, device, repeats, words):
     model, encoding, vocab = name.split("-")
     batch = ["--batch", str(CONFIGURATIONS[name])] if device.type == "cpu" else []
-    task = run.trial_of(Reverse, ["--model", model, "--pe", encoding, "--vocab", vocab, *batch, *words])
+    task = cli.parse_task(Reverse, ["--model", model, "--pe", encoding, "--vocab", vocab, *batch, *words])
     task.build(device)
     engine, count = machine.choose_engine(task.args, device), 20 if device.type == "cuda" else 1
     machine.prepare(engine, device)
@@ -89,13 +89,13 @@ def table(content):
 
 
 def main():
-    parser = run.Parser("bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = cli.Parser("bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS))
-    repeats = run.checked(Flag("repeats", 5, "", int, least=1))
+    repeats = cli.argparse_type(Flag("repeats", 5, "", int, least=1))
     parser.add_argument("--repeats", type=repeats, default=5, help="timings of each step (5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     args, words = parser.parse_known_args()
-    device = machine.choose_device(run.parse(Reverse, words)[0].device)
+    device = machine.choose_device(cli.parse(Reverse, words)[0].device)
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
     found = {name: measure(name, device, args.repeats, words) for name in args.only}
@@ -103,9 +103,9 @@ def main():
     content = {name: about[name] for name in ("device", "threads", "torch", "commit")}
     content |= {"repeats": args.repeats, "configurations": found}
     if args.json:
-        trial.write_json(args.json, content)
+        files.write_json(args.json, content)
     print(*table(content), sep="\n")
 
 
 if __name__ == "__main__":
-    raise SystemExit(run.exit_code("bench.py", main))
+    raise SystemExit(cli.exit_code("bench.py", main))

@@ -30,7 +30,7 @@ def add_to(task, title, cell, thirds=False):
         for encode, phase in PHASES.items():
             text = f"{title}: the clock while {phase} alone helps."
             yield better(text, runs.values(encode=encode), controls)
-        for bands in runs.all("bands")[1:]:
+        for bands in runs.levels("bands")[1:]:
             text = f"{title}: the {THIRDS[bands]} third of its frequencies alone helps."
             yield better(text, runs.values(bands=bands), controls)
 
@@ -54,7 +54,7 @@ def mamba(task):
 
     @task.figure("mamba-vocab", "One block of Mamba, L = 32", {"desk": rows})
     def of_one_block(runs):
-        for vocab in runs.all("vocab"):
+        for vocab in runs.levels("vocab"):
             yield gain(runs, f"The clock helps one block of Mamba at K = {vocab}.", vocab=vocab)
 
     @task.figure("mamba", "Mamba of one block and of two", {"desk": deep}, x=("pe", "blocks", "vocab"))

@@ -11,7 +11,7 @@ Twice the iterations of the other tasks, as in the paper (Appendix A.1), which f
 
 import beyond
 from common import Episode, uniform_integers
-from suite import run
+from suite import cli
 from suite.task import BOTH, SEEDS, SMOKE, WITH_CONSTANT, Task, cross
 from suite.verdicts import above, gain
 
@@ -47,7 +47,7 @@ class DelayedAddition(Task):
 @DelayedAddition.figure("fig7-small", "Delayed addition, 64 units, 3,000 iterations", FIG7_SMALL)
 @DelayedAddition.figure("fig7", "Reverse ordering + delayed addition", FIG7)
 def fig7(runs):
-    for vocab in runs.all("vocab"):
+    for vocab in runs.levels("vocab"):
         yield gain(runs, f"The clock helps an LSTM add at K = {vocab}.", vocab=vocab)
 
 
@@ -60,4 +60,4 @@ def fig7_gru(runs):
 beyond.add_to(DelayedAddition, "Delayed addition", SMALL, thirds=True)
 
 if __name__ == "__main__":
-    raise SystemExit(run.main(DelayedAddition))
+    raise SystemExit(cli.main(DelayedAddition))

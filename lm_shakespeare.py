@@ -25,7 +25,7 @@ from torch import nn
 
 import common
 from common import Episode, Refused
-from suite import fast, run
+from suite import cli, fast
 from suite.task import SMOKE, Flag, Task, cross
 from suite.verdicts import all_of, difference, higher
 
@@ -36,7 +36,7 @@ TYPES = 159  # of byte pairs, the document's
 
 class Shakespeare(Task):
     name = "lm_shakespeare"
-    named = {"pe": "transformer-", "tokenizer": "", "context": "T"}
+    folder_words = {"pe": "transformer-", "tokenizer": "", "context": "T"}
     scales = {
         "paper": dict(iterations=1000, lr=1e-4, clip=0.0, save_every=100, log_every=10, engine="torch"),
         "desk": dict(layers=4, heads=4, width=128, context=64, batch=8, lr=1e-3, iterations=400, hidden=128),
@@ -138,14 +138,14 @@ NOTE1 = "The document's: learned 6.13, sin 8.62, rotary 4.80, layernorm-learned 
 NOTE2 = "The document's, of unequal models: characters 4.80, words 310.27, byte pairs 14.64."
 
 
-def fall(one):
+def fall(result):
     """The mean attention score at distances 1 to T/8 less that at T/2 and beyond."""
-    scores = one.metrics["score_by_distance"]
+    scores = result.metrics["score_by_distance"]
     return np.mean(scores[1 : 1 + max(1, len(scores) // 8)]) - np.mean(scores[len(scores) // 2 :])
 
 
-def scores(one):
-    yield "validation text", one.flags["pe"], dict(enumerate(one.metrics["score_by_distance"]))
+def scores(result):
+    yield "validation text", result.flags["pe"], dict(enumerate(result.metrics["score_by_distance"]))
 
 
 DECAY = dict(metrics=PERPLEXITY | {"scores' fall": fall}, curves=scores, x="distance", y="mean q.k / sqrt(d)")
@@ -165,14 +165,14 @@ def table1(runs):
 @Shakespeare.figure("sizes", "Transformer: sizes", SIZES, metrics=PERPLEXITY, picture=False)
 def sizes(runs):
     runs = runs.where(layers=None, context=None)
-    heads = runs.all("heads")
+    heads = runs.levels("heads")
     most, fewest = (runs.values("valid_perplexity", heads=n) for n in (heads[-1], heads[0]))
     yield higher(f"{heads[-1]} heads are worse than {heads[0]}.", most, fewest)
 
 
-def nats(one):
+def nats(result):
     """The loss per character of the validation text, of words without spaces."""
-    of = one.metrics
+    of = result.metrics
     return math.log(of["valid_perplexity"]) * of["valid_tokens"] / of["valid_characters"]
 
 
@@ -302,4 +302,4 @@ def score_by_distance(model, inputs):
 
 
 if __name__ == "__main__":
-    raise SystemExit(run.main(Shakespeare))
+    raise SystemExit(cli.main(Shakespeare))

@@ -29,13 +29,13 @@ from torch import nn
 
 import common
 from common import Refused
-from suite import fast, run, trial
+from suite import cli, fast, files
 from suite.task import SEEDS, SMOKE, Flag, Task, cross
 from suite.verdicts import higher, name_of, no_gain
 
 SPLITS = ("train", "valid", "test")
 UNKNOWN = 0  # the unknown piece, as SentencePiece numbers it
-STEPS, PARTS = 64, 16  # sizes of a padded batch, see `even`
+STEPS, PARTS = 64, 16  # sizes of a padded batch, see `pad_to_few_sizes`
 
 
 class WikiText(Task):
@@ -53,7 +53,7 @@ class WikiText(Task):
         Flag("prepare", False, "make the tokens, and end", bool, science=False),
     )
     without = ("held_out", "encode", "blocks")
-    in_graph = False  # batches come from the text, in several sizes
+    one_graph = False  # batches come from the text, in several sizes
 
     def begin(self):
         """Find the text and its tokens, or make them; their fingerprints belong to a trial's flags."""
@@ -64,7 +64,7 @@ class WikiText(Task):
         if self.args.prepare:
             if not pieces.exists():
                 make_tokens(data, self.vocab, self.tokens)
-            raise trial.End(0, f"tokens in {self.tokens}")
+            raise files.End(0, f"tokens in {self.tokens}")
         if not pieces.exists():
             raise Refused("no tokens yet: the same flags with --prepare make them")
         self.config |= {"text_sha256": text, "pieces_sha256": sha256(pieces)}
@@ -81,15 +81,15 @@ class WikiText(Task):
         model.embedding = nn.Embedding(self.vocab, self.args.embed)  # there is no command
         return model
 
-    def chosen(self, i):
+    def paragraphs_of_batch(self, i):
         """(B,) the paragraphs of batch i. The epochs' orders, end to end, are cut into batches."""
         count = len(self.splits["train"].starts)
         places = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
         return np.array([order(self.seed, epoch, count)[n] for epoch, n in places])
 
-    def training_episode(self, i, in_graph=False):
-        batch = pack(self.splits["train"], self.chosen(i))
-        return (even(batch, self.length, self.vocab) if in_graph else batch).to(self.device)
+    def training_episode(self, i, few_sizes=False):
+        batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
+        return (pad_to_few_sizes(batch, self.length, self.vocab) if few_sizes else batch).to(self.device)
 
     def loss_and_accuracy(self, model, batch, engine):
         """Of the known targets. Both engines compute the logits in chunks."""
@@ -154,15 +154,15 @@ def table1(runs):
     yield no_gain(text, none, sin, margin=0.01 * sum(none) / max(1, len(none)))
 
 
-def early(one):
+def early(result):
     """The training perplexity in the first third of a trial's iterations."""
-    losses = one.curve["loss"]
+    losses = result.curve["loss"]
     return math.exp(np.mean(losses[: max(1, len(losses) // 3)]))
 
 
-def curve(one):
-    points = {i: math.exp(loss) for i, loss in zip(one.curve["iteration"], one.curve["loss"])}
-    yield name_of(one.flags["model"]), one.flags["pe"], points
+def curve(result):
+    points = {i: math.exp(loss) for i, loss in zip(result.curve["iteration"], result.curve["loss"])}
+    yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
 DRAWN = dict(metrics={"in the first third": early}, curves=curve, x="iteration", y="training perplexity")
@@ -202,7 +202,7 @@ def pack(split, chosen):
     return Batch(inputs, targets, torch.from_numpy(times), torch.from_numpy(sizes))
 
 
-def even(batch, most, vocab):
+def pad_to_few_sizes(batch, most, vocab):
     """The same batch, padded to one of a few sizes, each of which a CUDA graph can serve.
 
     All paragraphs get the same number of steps: a multiple of STEPS, or `most`. The number of targets is
@@ -271,9 +271,9 @@ def make_tokens(data, vocab, folder):
     folder.mkdir(exist_ok=True)
     for split, paragraphs in texts.items():
         found = [np.array(processor.encode(x), "<u2") for x in paragraphs]
-        trial.write(folder / f"{split}.tokens", np.concatenate(found).tobytes())
-        trial.write(folder / f"{split}.ends", np.cumsum([0, *map(len, found)]).astype("<i8").tobytes())
-    trial.write(folder / "pieces.model", model.getvalue())
+        files.write(folder / f"{split}.tokens", np.concatenate(found).tobytes())
+        files.write(folder / f"{split}.ends", np.cumsum([0, *map(len, found)]).astype("<i8").tobytes())
+    files.write(folder / "pieces.model", model.getvalue())
 
 
 class Split:
@@ -287,4 +287,4 @@ class Split:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run.main(WikiText))
+    raise SystemExit(cli.main(WikiText))

@@ -13,7 +13,7 @@ import torch
 
 import common
 from common import Episode, Refused, random_bits, scale_bits, uniform_integers
-from suite import run
+from suite import cli
 from suite.task import BOTH, SEEDS, SMOKE, WITH_CONSTANT, Task, cross
 from suite.verdicts import gain
 
@@ -64,15 +64,15 @@ class Predecessor(Task):
         asked = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
         return Episode(rows, x.gather(1, asked - 1), slice(self.length, self.length + 1))
 
-    def told(self, metrics, right):
+    def summarise(self, metrics, right):
         return {"accuracy": metrics["token_accuracy"], "cross_entropy": metrics["cross_entropy"]}
 
 
 @Predecessor.figure("fig10", "Predecessor query", FIG10, metrics={"accuracy": "accuracy"})
 def fig10(runs):
-    for vocab in runs.all("vocab"):
+    for vocab in runs.levels("vocab"):
         yield gain(runs, f"The clock helps an LSTM's query at K = {vocab}.", "accuracy", vocab=vocab)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run.main(Predecessor))
+    raise SystemExit(cli.main(Predecessor))

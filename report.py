@@ -32,8 +32,8 @@ from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
 from stability import Stability
-from suite import pictures, run, trial
-from suite.verdicts import Run, Runs, Verdict, bootstrap_interval, holm, number
+from suite import cli, files, pictures
+from suite.verdicts import Result, Results, Verdict, bootstrap_interval, holm, number
 
 TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shakespeare]
 BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
@@ -43,29 +43,29 @@ END = "<!-- made by python report.py --write up to here: edit below this line on
 # -- Finished trials
 @functools.cache
 def load(task, name, scale, out, words=()):
-    """A figure's trials, and the Runs of those done. A result that cannot be used is named, and left out."""
-    args, given = run.parse(task, ["--scale", scale, "--out", str(out), *words])
-    trials, figure, found = run.listed(task, args, given, name), task.figures[name], []
+    """A figure's trials, and the Results of those done. A result that cannot be used is named, and left out."""
+    args, given = cli.parse(task, ["--scale", scale, "--out", str(out), *words])
+    trials, figure, found = cli.trials_of_figure(task, args, given, name), task.figures[name], []
     for one in trials:
         path = one.folder / one.file
         try:
-            content = trial.read_json(path)
+            content = files.read_json(path)
             if content is None:
                 continue
-            if what := trial.differences(content | content["config"], one.config):
+            if what := files.compare_flags(content | content["config"], one.config):
                 raise ValueError(what)
-            done = Run(one.row, content.get("metrics", content), content, one.folder)
+            done = Result(one.row, content.get("metrics", content), content, one.folder)
             for metric in figure.metrics.values():
                 number(done, metric)
-            made_by(Runs([done], []))
+            made_by(Results([done], []))
             found.append(done)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, trial.End) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, files.End) as error:
             print(f"left out: {path}: {error!r}")
-    texts = {one.about["config"].get("text_sha256") for one in found}
+    texts = {one.record["config"].get("text_sha256") for one in found}
     if len(texts) > 1:
         print(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
         found = []
-    return trials, Runs(found, [one.row for one in trials])
+    return trials, Results(found, [one.row for one in trials])
 
 
 def figures_at(scale):
@@ -100,11 +100,11 @@ def short(x, digits=3):
 def table(figure, runs):
     """A row for each cell, which is the trials that differ in their seed alone."""
     flags = list(dict.fromkeys(flag for row in runs.rows for flag in row if flag not in ("seed", "model")))
-    models = runs.all("model")
-    varying = [flag for flag in flags if any(len(runs.all(flag, model=one)) > 1 for one in models)]
+    models = runs.levels("model")
+    varying = [flag for flag in flags if any(len(runs.levels(flag, model=one)) > 1 for one in models)]
     for model in models:
-        same = {flag: runs.all(flag, model=model)[0] for flag in flags if flag not in varying}
-        if words := run.as_words({flag: value for flag, value in same.items() if value is not None}):
+        same = {flag: runs.levels(flag, model=model)[0] for flag in flags if flag not in varying}
+        if words := cli.as_words({flag: value for flag, value in same.items() if value is not None}):
             yield f"{model or 'all'}: {' '.join(words)}"
     varying = ["model"] * (len(models) > 1) + varying
     first, *others = figure.metrics
@@ -135,8 +135,8 @@ def made_by(runs):
     n = f"{len(runs)} of {len(runs.rows)} trials"
     if not runs:
         return n
-    seconds = np.median([one.about["seconds"] for one in runs])
-    parts = [part for one in runs for part in (one.about, *one.about.get("earlier", []))]
+    seconds = np.median([one.record["seconds"] for one in runs])
+    parts = [part for one in runs for part in (one.record, *one.record.get("earlier", []))]
     each = lambda name: ", ".join(sorted({str(part.get(name))[:40] for part in parts}))
     commits = ", ".join(sorted({str(part.get("commit"))[:7] for part in parts}))
     return f"{n}, median {seconds:,.0f} s; {each('device')}; torch {each('torch')}; commit {commits}"
@@ -188,7 +188,7 @@ def write_page(path, out):
     if not marker:
         raise Refused(f"{path} needs two lines, {BEGIN} and {END}")
     made = "\n".join(page(out, path.parent))
-    trial.write(path, f"{head}{BEGIN}\n{made}\n\n{END}{tail}".encode())
+    files.write(path, f"{head}{BEGIN}\n{made}\n\n{END}{tail}".encode())
 
 
 # -- The command line
@@ -205,7 +205,7 @@ def task_in(script):
 
 
 def main():
-    parser = run.Parser("report.py", usage="report.py [SCRIPT [FIGURE]] [flags]", description=__doc__)
+    parser = cli.Parser("report.py", usage="report.py [SCRIPT [FIGURE]] [flags]", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--scale", choices=Reverse.scales, default="paper", help="of which figures (paper)")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
@@ -213,10 +213,10 @@ def main():
     # Names end at the first flag: argparse would take a value of the script's flags for one
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, words = parser.parse_known_args(sys.argv[1 + len(names) :])
-    return run.exit_code("report.py", lambda: obey(args, names, words))
+    return cli.exit_code("report.py", lambda: dispatch(args, names, words))
 
 
-def obey(args, names, words):
+def dispatch(args, names, words):
     if args.write:
         write_page(args.write, args.out)
         return 0

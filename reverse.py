@@ -8,7 +8,7 @@
     out  . . . 4 1 3        . is not answered and has no loss
 
 The paper's sentence, which Fig. 2 tests: with the clock, --pe sin, a GRU, an LSTM and S4D "can handle a
-larger vocabulary". The model is Model in common.py, the training loop is `loop` in suite/trial.py.
+larger vocabulary". The model is Model in common.py, the training loop is `loop` in suite/training.py.
 """
 
 import math
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import beyond
 import common
 from common import Episode, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
-from suite import run
+from suite import cli
 from suite.task import BOTH, BOTH_METRICS, SEEDS, SMOKE, WITH_CONSTANT, WITH_DUP, Flag, Task, cross
 from suite.verdicts import better, controls, gain, higher, higher_in_pairs, name_of, no_gain, with_article
 
@@ -109,7 +109,7 @@ class VariableLength(Reverse):
         steps = (lengths + j).clamp(max=2 * self.length - 1)
         return Episode(self.with_commands(rows), targets, steps, weight=j < lengths, commands=self.length)
 
-    def told(self, metrics, right):
+    def summarise(self, metrics, right):
         by_length = zip(self.lengths(), right.reshape(len(self.lengths()), -1, self.length))
         return metrics | {"by_length": {str(n): float(r[:, :n].mean()) for n, r in by_length}}
 
@@ -179,7 +179,7 @@ class DualFrequency(Reverse):
         target = episode.inputs.gather(1, position)
         return Episode(episode.inputs, target, 2 * self.length - 1 - position)
 
-    def told(self, metrics, right):
+    def summarise(self, metrics, right):
         """One answer per row: neither whole sequences nor distances."""
         by_condition = right.reshape(len(CONDITIONS), self.length, -1).mean(2)  # (4, L)
         metrics = {k: metrics[k] for k in ("token_accuracy", "cross_entropy")}
@@ -197,17 +197,17 @@ def crossing(vocabs, accuracies):
 
 def crossings(runs, **where):
     """The crossing of each seed that has all vocabularies."""
-    vocabs, found = sorted(runs.all("vocab", **where)), []
-    for seed in runs.all("seed", **where):
+    vocabs, found = sorted(runs.levels("vocab", **where)), []
+    for seed in runs.levels("seed", **where):
         accuracies = [x for k in vocabs for x in runs.values(**where, vocab=k, seed=seed)]
         found += [crossing(vocabs, accuracies)] if len(accuracies) == len(vocabs) else []
     return found
 
 
-def in_words(runs):
+def gain_sentences(runs):
     """What the clock does to each model at its largest vocabulary."""
-    for model in runs.all("model"):
-        vocab = max(runs.all("vocab", model=model))
+    for model in runs.levels("model"):
+        vocab = max(runs.levels("vocab", model=model))
         none, sin = (runs.values(model=model, vocab=vocab, pe=pe) for pe in ("none", "sin"))
         if none and sin:
             less, more = np.mean(none), np.mean(sin)
@@ -216,11 +216,11 @@ def in_words(runs):
             yield f"At K = {vocab} the clock {did} from {less:.2f} to {more:.2f}{few}."
 
 
-def handled(runs):
+def vocabulary_sentences(runs):
     """The vocabulary that each model handles."""
-    for model in runs.all("model"):
-        vocabs = sorted(runs.all("vocab", model=model))
-        found = {pe: crossings(runs, model=model, pe=pe) for pe in runs.all("pe", model=model)}
+    for model in runs.levels("model"):
+        vocabs = sorted(runs.levels("vocab", model=model))
+        found = {pe: crossings(runs, model=model, pe=pe) for pe in runs.levels("pe", model=model)}
         seeds = [at for each in found.values() for at in each]
         ends = sum(at in np.log2([vocabs[0], vocabs[-1]]) for at in seeds)
         if len(vocabs) > 2 and seeds:
@@ -229,10 +229,10 @@ def handled(runs):
             yield f"The accuracy of {with_article(model)} falls to 95% at K = {means}; {of}."
 
 
-@Reverse.figure("fig2", "Reverse ordering", FIG2, metrics=BOTH_METRICS, notes=(in_words, handled))
+@Reverse.figure("fig2", "Reverse ordering", FIG2, metrics=BOTH_METRICS, notes=(gain_sentences, vocabulary_sentences))
 def fig2(runs, primary=True):
-    for model in runs.all("model"):
-        vocabs, name = runs.all("vocab", model=model), with_article(model)
+    for model in runs.levels("model"):
+        vocabs, name = runs.levels("vocab", model=model), with_article(model)
         text = f"The clock helps {name} at K = {max(vocabs)}, the largest."
         yield gain(runs, text, primary=primary, model=model, vocab=max(vocabs))
         if len(vocabs) > 2:  # two vocabularies are too far apart for a line between them
@@ -249,13 +249,13 @@ TWICE += cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024], iterations=60_0
 TWICE += cross(**DESK_S4D | dict(iterations=20_000), pe=WITH_CONSTANT, vocab=[64, 1024], seed=SEEDS)
 PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3)
 EARLY = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **PAPERS_SIZE, iterations=20_000, seed=range(3))
-TOLD = dict(metrics=BOTH_METRICS, notes=(handled,))
+TOLD = dict(metrics=BOTH_METRICS, notes=(vocabulary_sentences,))
 
 
 @Reverse.figure("fig2-early", "The paper's size, early in training", {"desk": EARLY}, **TOLD, picture=False)
 @Reverse.figure("fig2-short-twice", "Reverse ordering, L = 16, twice the training", {"desk": TWICE}, **TOLD)
 @Reverse.figure("fig2-short", "Reverse ordering, L = 16", {"desk": SHORT}, **TOLD)
-def explored(runs):
+def fig2_exploratory(runs):
     """The same questions, asked after such trials had been seen."""
     return fig2(runs, primary=False)
 
@@ -279,12 +279,12 @@ FIG3_FRESH = {"desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK_DU
 
 
 def retrieval(*conditions):
-    return lambda run: np.mean([run.metrics["by_condition"][c] for c in conditions])
+    return lambda result: np.mean([result.metrics["by_condition"][c] for c in conditions])
 
 
-def by_position(run):
-    for condition, values in run.metrics["by_condition"].items():
-        yield f"{name_of(run.flags['model'])}, {condition}", run.flags["pe"], dict(enumerate(values, 1))
+def by_position(result):
+    for condition, values in result.metrics["by_condition"].items():
+        yield f"{name_of(result.flags['model'])}, {condition}", result.flags["pe"], dict(enumerate(values, 1))
 
 
 DUAL = dict(
@@ -297,7 +297,7 @@ DUAL = dict(
 @Reverse.figure("fig3-fresh", "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **DUAL)
 @Reverse.figure("fig3", "Frequent and Rare integers (target/disturbants)", FIG3, **DUAL)
 def fig3(runs):
-    for model in runs.all("model"):
+    for model in runs.levels("model"):
         name, none = with_article(model), runs.where(model=model, pe="none")
         frequent, rare = (none.values(retrieval(c)) for c in ("frequent/frequent", "frequent/rare"))
         text = f"Rare disturbants hurt Frequent targets of {name} without a clock."
@@ -330,9 +330,9 @@ FIG14 = {
 }
 
 
-def by_length(run):
-    points = {int(n): x for n, x in run.metrics["by_length"].items()}
-    yield name_of(run.flags["model"]), run.flags["pe"], points
+def by_length(result):
+    points = {int(n): x for n, x in result.metrics["by_length"].items()}
+    yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
 @Reverse.figure("fig11", "Varying length", FIG11, metrics=BOTH_METRICS, x="input length", curves=by_length)
@@ -356,14 +356,14 @@ def others(runs):
 @Reverse.figure("fig13", "Other encodings", FIG13, metrics=BOTH_METRICS, x=("pe", "amplitude"))
 def fig13(runs):
     yield from others(runs.where(amplitude=None))
-    if 1.0 in runs.all("amplitude"):
+    if 1.0 in runs.levels("amplitude"):
         text = "The clock is better than learned vectors that begin at its length."
         yield higher(text, runs.values(pe="sin"), runs.values(pe="learned", amplitude=1.0))
 
 
 @Reverse.figure("fig14", "Other encodings, varying length", FIG14, x=("pe", "min_length"))
 def fig14(runs):
-    yield from others(runs.where(min_length=max(n or 0 for n in runs.all("min_length"))))
+    yield from others(runs.where(min_length=max(n or 0 for n in runs.levels("min_length"))))
 
 
 def trained_more(**cell):
@@ -383,16 +383,16 @@ MORE = {
 
 @Reverse.figure("section4.1", "More iterations, larger batches", MORE, x=("pe", "iterations", "batch"))
 def section_4_1(runs):
-    iterations, batches = runs.all("iterations"), runs.all("batch")
+    iterations, batches = runs.levels("iterations"), runs.levels("batch")
     usual, longest, batch, largest = min(iterations), max(iterations), min(batches), max(batches)
-    for model in runs.all("model"):
+    for model in runs.levels("model"):
         name, of = with_article(model), runs.where(model=model)
         none = of.values(pe="none", iterations=usual, batch=batch)
         longer = of.values(pe="none", iterations=longest, batch=batch)
         larger = of.values(pe="none", iterations=usual, batch=largest)
         yield no_gain(f"Twice the iterations do not help {name} without a clock.", longer, none, 0.02)
         yield no_gain(f"Twice the batch does not help {name} without a clock.", larger, none, 0.02)
-        if "sin" in of.all("pe"):
+        if "sin" in of.levels("pe"):
             clock, more = of.values(pe="sin", iterations=usual), dict(longer=longer, larger=larger)
             yield better(f"The clock helps {name} more than either.", clock, more)
 
@@ -401,4 +401,4 @@ beyond.add_to(Reverse, "Reverse ordering", dict(model="gru", vocab=16, length=32
 beyond.mamba(Reverse)
 
 if __name__ == "__main__":
-    raise SystemExit(run.main(Reverse))
+    raise SystemExit(cli.main(Reverse))

@@ -8,7 +8,7 @@ out  . . . . 1 1 3 4        . is not answered and has no loss
 """
 
 from common import Episode, uniform_integers
-from suite import run
+from suite import cli
 from suite.task import BOTH, BOTH_METRICS, SEEDS, SMOKE, WITH_CONSTANT, WITH_DUP, Task, cross
 from suite.verdicts import gain, no_gain
 
@@ -41,7 +41,7 @@ class Sort(Task):
 
 @Sort.figure("fig8", "Sorting", FIG8, metrics=BOTH_METRICS)
 def fig8(runs):
-    for vocab in runs.all("vocab", model="lstm"):
+    for vocab in runs.levels("vocab", model="lstm"):
         yield gain(runs, f"The clock helps an LSTM sort at K = {vocab}.", model="lstm", vocab=vocab)
 
 
@@ -52,4 +52,4 @@ def fig12(runs):
 
 
 if __name__ == "__main__":
-    raise SystemExit(run.main(Sort))
+    raise SystemExit(cli.main(Sort))

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import common
 from common import Refused
 from reverse import AMONG_FREQUENT, AMONG_RARE, CONDITIONS, KINDS, DualFrequency, Reverse
-from suite import fast, machine, run, trial
+from suite import cli, fast, files, machine, training
 from suite.task import Flag
 from suite.verdicts import above, gain, higher, higher_in_pairs, name_of
 
@@ -121,7 +121,7 @@ def s4d_similarity(layer, inputs, target):
     y = sum(k * x for k, x in zip(layer.kernel(len(inputs)).flip(1).T, inputs))
     y = (y + layer.D * inputs[-1]).double()  # (S, H) at the answering step; no underflow from here on
     # The input weight (exp(dt A) - 1) / A is inside the state, as in Gu et al. (2022): w has only C.
-    w = torch.view_as_complex(layer.C) * (layer.discretised()[0] * (len(inputs) - target)).exp()  # (H, N/2)
+    w = torch.view_as_complex(layer.C) * (layer.discretise()[0] * (len(inputs) - target)).exp()  # (H, N/2)
     w = w.abs().double().square().sum(1)  # (H,) |w_h|^2, but for a factor that all channels share
     gelu_slope = (1 + (y / math.sqrt(2)).erf()) / 2 + y * (-y * y / 2).exp() / math.sqrt(2 * math.pi)
 
@@ -172,15 +172,15 @@ class Stability(DualFrequency):
     def run(self, argv, stop):
         """Show stability.json; where there is none, train the trial if need be, and evaluate it."""
         self.config["pairs"] = self.args.pairs
-        if self.args.overwrite or not trial.is_finished(self):
-            trained = run.complete(Reverse, self.args)
+        if self.args.overwrite or not files.is_finished(self):
+            trained = cli.make_task(Reverse, self.args)
             trained.args.overwrite = False  # it is the evaluation that is made anew
-            if not self.args.train and not trial.is_finished(trained):
+            if not self.args.train and not files.is_finished(trained):
                 raise Refused(f"{self.folder} is not trained to its end: --train does that")
-            trial.train(trained, argv, stop)
-            with trial.locked(self.folder):
-                trial.write_json(self.folder / self.file, self.measure(argv))
-        for condition, values in trial.read_json(self.folder / self.file)["by_condition"].items():
+            training.train(trained, argv, stop)
+            with files.lock(self.folder):
+                files.write_json(self.folder / self.file, self.measure(argv))
+        for condition, values in files.read_json(self.folder / self.file)["by_condition"].items():
             print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
 
@@ -196,7 +196,7 @@ class Stability(DualFrequency):
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, args.pairs // 4, device)
         found = {condition: {} for condition in CONDITIONS}
         for path in snapshots:
-            model.load_state_dict(trial.load(path, device))
+            model.load_state_dict(files.load(path, device))
             means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
                 found[condition][str(int(path.stem))] = mean
@@ -206,20 +206,20 @@ class Stability(DualFrequency):
         return content | machine.provenance(argv, engine, device)
 
 
-def over_snapshots(run, conditions):
+def over_snapshots(result, conditions):
     """The mean stability of these conditions, from the first snapshot to the last."""
-    return np.mean([list(run.metrics["by_condition"][c].values()) for c in conditions], axis=0)
+    return np.mean([list(result.metrics["by_condition"][c].values()) for c in conditions], axis=0)
 
 
-def by_iteration(run):
-    for condition, values in run.metrics["by_condition"].items():
-        panel = f"{name_of(run.flags['model'])}, {condition}"
-        yield panel, run.flags["pe"], {int(i): value for i, value in values.items()}
+def by_iteration(result):
+    for condition, values in result.metrics["by_condition"].items():
+        panel = f"{name_of(result.flags['model'])}, {condition}"
+        yield panel, result.flags["pe"], {int(i): value for i, value in values.items()}
 
 
-RARE = lambda run: over_snapshots(run, AMONG_RARE)[-1]
-FREQUENT = lambda run: over_snapshots(run, AMONG_FREQUENT)[-1]
-gap = lambda run: over_snapshots(run, AMONG_FREQUENT) - over_snapshots(run, AMONG_RARE)
+RARE = lambda result: over_snapshots(result, AMONG_RARE)[-1]
+FREQUENT = lambda result: over_snapshots(result, AMONG_FREQUENT)[-1]
+gap = lambda result: over_snapshots(result, AMONG_FREQUENT) - over_snapshots(result, AMONG_RARE)
 FIG5 = dict(metrics={"among Rare": RARE, "among Frequent": FREQUENT})
 FIG5 |= dict(curves=by_iteration, x="iteration of the snapshot", y="stability")
 
@@ -233,7 +233,7 @@ def fig5(runs):
         yield higher_in_pairs(text, of.values(FREQUENT, pe="none"), of.values(RARE, pe="none"))
         if model == "s4d":
             text = f"This gap of {name} is wider at the first snapshot than on average."
-            yield above(text, of.values(lambda run: gap(run)[0] - gap(run).mean(), pe="none"), 0)
+            yield above(text, of.values(lambda result: gap(result)[0] - gap(result).mean(), pe="none"), 0)
 
 
 @Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", Reverse.figures["fig3-fresh"].grids, **FIG5)
@@ -244,4 +244,4 @@ def fig5_fresh(runs):
 
 
 if __name__ == "__main__":
-    raise SystemExit(run.main(Stability))
+    raise SystemExit(cli.main(Stability))

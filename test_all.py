@@ -48,7 +48,7 @@ from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
 from stability import Stability
-from suite import fast, machine, pictures, run, sweeps, trial, verdicts
+from suite import cli, fast, files, machine, pictures, sweeps, training, verdicts
 
 HERE, CPU, Skip = Path(__file__).resolve().parent, torch.device("cpu"), unittest.SkipTest
 README, SMOKE = (HERE / "README.md").read_text(), "--scale smoke --device cpu"
@@ -58,11 +58,11 @@ PAPERS, TABLES = ("gru", "lstm", "s4d"), ("sin", "random", "learned")
 CLOCKS = *TABLES, "constant", "ramp", "counter", "shuffled"
 ENGINES = {name: machine.Engine(name) for name in ("torch", "fast")}
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
-listed = lambda task, figure, *words: run.listed(task, *run.parse(task, ["--scale", *words]), figure)
-files = lambda: {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")}
+listed = lambda task, figure, *words: cli.trials_of_figure(task, *cli.parse(task, ["--scale", *words]), figure)
+file_contents = lambda: {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")}
 columns = lambda folder: np.loadtxt(folder / "curve.csv", delimiter=",", skiprows=1)[:, :-1]  # no seconds
 folder_in = lambda place=".": next(Path(place).glob("runs/*/*/seed*"))  # of the only trial
-load = lambda path: trial.load(path, CPU)
+load = lambda path: files.load(path, CPU)
 read_json = lambda path: json.loads(Path(path).read_text())
 wait = lambda child: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])  # -signal where one has killed it
 torch.set_num_threads(1)
@@ -96,16 +96,16 @@ def ends(wanted, words, task=Reverse):
     report.load.cache_clear()  # a report is usually a process of its own
     report.verdicts_at.cache_clear()
     with mock.patch.object(sys, "argv", ["", *shlex.split(words)]):
-        code, out, err = captured(report.main) if task is report else captured(run.main, task)
+        code, out, err = captured(report.main) if task is report else captured(cli.main, task)
     assert code == wanted and err.count("\n") == (wanted != 0), (words, code, out, err)
     return out + err
 
 
 def refuses(words, task=Reverse):
     """One line, exit code 2, and nothing is created or changed."""
-    before = files()
+    before = file_contents()
     said = ends(2, words, task)
-    assert files() == before and "usage:" not in said, (words, said)
+    assert file_contents() == before and "usage:" not in said, (words, said)
 
 
 def fork(words, task=Reverse, before=lambda: None):
@@ -121,7 +121,7 @@ def fork(words, task=Reverse, before=lambda: None):
             signal.signal(number, signal.SIG_DFL)
         before()
         sys.argv[1:] = shlex.split(words)
-        code = run.main(task)
+        code = cli.main(task)
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
     finally:
@@ -151,7 +151,7 @@ def process(*words):
 
 def task_of(words="", task=Reverse, build=False):
     """The task of a command line, with its data if wanted."""
-    found = run.trial_of(task, shlex.split(words))
+    found = cli.parse_task(task, shlex.split(words))
     if build:
         found.build(CPU)
     return found
@@ -384,7 +384,7 @@ def test_training_is_adam_by_hand():
     for clip in (0.05, 0):  # 0: never
         words = f"{SMOKE} --model gru --lr 0.01 --clip {clip} --beta1 0.8 --beta2 0.98 --eps 1e-3 --warmup 2"
         words += " --iterations 5 --log-every 1"
-        t, rows = trial.Trial(task_of(words, build=True), [], CPU, ENGINES["torch"]), []
+        t, rows = training.Training(task_of(words, build=True), [], CPU, ENGINES["torch"]), []
         moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in t.model.parameters()]
         for i, rate in enumerate((0.005, 0.01, 0.0075, 0.0025, 0), 1):  # half a cosine after the warm-up
             loss, accuracy, found = gradients(t.model, t.task.training_episode(i), ENGINES["torch"])
@@ -542,12 +542,12 @@ def test_an_iteration_never_waits_for_its_device():
     meta = torch.device("meta")
     for (script, flags), kind in itertools.product(BATTERY, PAPERS):
         task = task_of(f"{SMOKE} --model {kind} {flags}", script, build=True)
-        t = trial.Trial(task, [], CPU, ENGINES["fast"])
+        t = training.Training(task, [], CPU, ENGINES["fast"])
         held_out, t.task.spare = t.task.held_out, t.task.spare.to(meta)
         held_out.rows, held_out.hashes = held_out.rows.to(meta), held_out.hashes.to(meta)
-        t.task.seed_there, t.model, t.sums = t.task.seed_there.to(meta), t.model.to(meta), t.sums.to(meta)
+        t.task.seed_there, t.model, t.sums = t.task.seed_there.to(meta), t.model.to(meta), {k: x.to(meta) for k, x in t.sums.items()}
         t.optimizer = torch.optim.Adam(t.model.parameters(), foreach=False)
-        trial.learn(t, t.task.training_episode(torch.zeros((), dtype=torch.int64, device=meta)))
+        t.learn(t.task.training_episode(torch.zeros((), dtype=torch.int64, device=meta)))
 
 
 # -- One trial: whatever disturbs it, it ends with the same bits
@@ -655,7 +655,7 @@ def test_what_is_not_finite_ends_a_trial_with_3():
     with workplace():
         for _ in range(2):
             ends(3, words)
-            kept = [load(folder_in() / "last.pt")["model"], *map(load, Path().rglob("snapshots/*.pt"))]
+            kept = [load(folder_in() / "last.pt")["model"], *(load(x)["model"] for x in Path().rglob("snapshots/*.pt"))]
             assert all(x.isfinite().all() for weights in kept for x in weights.values())
             assert not list(Path().rglob("result.json"))
 
@@ -665,9 +665,9 @@ def test_a_full_disk_or_an_unreadable_file_ends_a_trial_with_1():
     with workplace():
         assert forked(1, LONG, before=full).count("\n") == 1 and not list(Path().rglob("*.tmp"))
         forked(75, LONG, signalled(signal.SIGTERM))
-        kept = {path: content for path, content in files().items() if path.suffix == ".pt"}
+        kept = {path: content for path, content in file_contents().items() if path.suffix == ".pt"}
         assert forked(1, LONG, before=full).count("\n") == 1 and not list(Path().rglob("*.tmp"))
-        assert len(kept) == 3 and kept.items() <= files().items()
+        assert len(kept) == 3 and kept.items() <= file_contents().items()
         last = folder_in() / "last.pt"
         last.rename("elsewhere")
         last.mkdir()  # it cannot be read
@@ -690,16 +690,16 @@ def test_what_a_trial_leaves():
     words = f"{SMOKE} --dual-freq --pe random --lr 0.5"
     with workplace():
         ends(0, words)
-        folder, before, result = folder_in(), files(), read_json(folder_in() / "result.json")
+        folder, before, result = folder_in(), file_contents(), read_json(folder_in() / "result.json")
         name = "lstm-random-K8-L8-batch=8-dual-freq-embed=16-held-out=32-hidden=16-iterations=20-lr=0.5"
         assert folder.as_posix() == f"runs/reverse/{name}/seed0"
         wanted = dict(task="reverse", iterations=20, parameters=3480, argv=words.split(), earlier=[])
         keys = {"config", "seconds", "commit", "dirty", "torch", "device", "engine", "threads", "finished"}
         assert wanted.items() <= result.items() and keys <= result.keys()
-        last, snapshot = load(folder / "last.pt")["model"], load(folder / "snapshots/000020.pt")
+        last, snapshot = load(folder / "last.pt")["model"], load(folder / "snapshots/000020.pt")["model"]
         assert last.keys() == snapshot.keys() and all(torch.equal(last[k], snapshot[k]) for k in last)
         said, seldom = ends(0, words), columns(folder)  # finished: shown, and nothing is touched
-        assert files() == before and f"{result['metrics']['token_accuracy']:.4g}" in said
+        assert file_contents() == before and f"{result['metrics']['token_accuracy']:.4g}" in said
         ends(0, f"{words} --log-every 1 --overwrite")
         each = columns(folder)[:, 1:3].reshape(4, 5, 2)  # a row is the mean since the last one
         assert np.allclose(seldom[:, 1:3], each.mean(1), rtol=1e-6)
@@ -755,7 +755,7 @@ def test_folder_names_hold_what_changes_results():
 def test_defaults_and_grids_are_the_papers():
     wanted = dict(length=64, iterations=300_000, batch=512, hidden=512, embed=512, lr=1e-3, warmup=1000)
     wanted |= dict(beta1=0.9, beta2=0.999, eps=1e-8, clip=1, held_out=1024, combine="concat", encode="both")
-    assert all(wanted.items() <= vars(one.args).items() for one in listed(Reverse, "fig2", "paper"))
+    assert all(wanted.items() <= vars(one.task.args).items() for one in listed(Reverse, "fig2", "paper"))
     counts = {Reverse: dict(fig2=180, fig3=30, fig11=10, fig12=15, fig13=20, fig14=20), Sort: dict(fig8=110)}
     counts |= {DelayedAddition: dict(fig7=40), Predecessor: dict(fig10=50), Stability: dict(fig5=30)}
     for task, figures in counts.items():
@@ -787,7 +787,7 @@ def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
         for folder in folders[1:3]:
             folder.mkdir(parents=True)
         (folders[1] / "result.json").write_text("{")  # this trial ends with 1
-        with trial.locked(folders[2]):  # as another process would
+        with files.lock(folders[2]):  # as another process would
             assert run_all() == 73, Path("stderr").read_text()
         (folders[1] / "result.json").unlink()
         assert [(folder / "result.json").exists() for folder in folders] == [True, False, False, True]
@@ -834,18 +834,18 @@ def test_statistics_are_the_textbooks():
     assert [round(x, 3) for x in (d.value / d.error, d.freedom, 2 * d.below())] == [-2.455, 24.989, 0.021]
     primary = [verdicts.Verdict("", "", p, 1.0, primary=p > 0.005) for p in (0.02, 0.01, 0.04, 0.001)]
     primary.append(verdicts.Verdict("", primary=True))  # it has not run, and counts
-    close([one.shown for one in verdicts.holm(primary)[:4]], [0.06, 0.04, 0.08, 0.001], 1e-9)
+    close([one.p_yes for one in verdicts.holm(primary)[:4]], [0.06, 0.04, 0.08, 0.001], 1e-9)
     values = np.random.default_rng(7).normal(size=200)  # the paper's bootstrap, where a normal one is as good
     normal = values.mean() + 1.96 * values.std() / math.sqrt(200) * np.array([-1, 1])
     assert np.allclose(verdicts.bootstrap_interval(values), normal, rtol=0, atol=0.01)
 
 
 def made_up(cells):
-    """Runs of [(flags, values of token_accuracy, a seed each)]."""
+    """Results of [(flags, values of token_accuracy, a seed each)]."""
     rows = [flags | {"seed": seed} for flags, values in cells for seed in range(len(values))]
     values = [value for _, each in cells for value in each]
-    found = [verdicts.Run(row, {"token_accuracy": x}, {}, None) for row, x in zip(rows, values)]
-    return verdicts.Runs(found, rows)
+    found = [verdicts.Result(row, {"token_accuracy": x}, {}, None) for row, x in zip(rows, values)]
+    return verdicts.Results(found, rows)
 
 
 def test_verdicts():
@@ -955,9 +955,9 @@ def test_readme_commands_run():
     for script, *words in map(shlex.split, found):
         assert (HERE / script).exists() or script == "echo.py", script
         if task := scripts.get(script):
-            args, given = run.parse(task, words)
+            args, given = cli.parse(task, words)
             if (figure := args.all if args.list is None else args.list) is not None:
-                run.listed(task, args, given, figure)
+                cli.trials_of_figure(task, args, given, figure)
             elif task is Reverse:
                 with workplace():
                     ends(0, f"{shlex.join(words)} --scale smoke --device cpu")
@@ -965,8 +965,8 @@ def test_readme_commands_run():
 
 def test_imports_run_down_only_and_stand_at_the_top():
     """Who imports stands behind what is imported; optional packages alone are imported inside a function."""
-    order = """common suite.graphs suite.sweeps suite.fast suite.task suite.machine suite.trial suite.verdicts
-        suite.pictures suite.run beyond reverse sort delayed_add predecessor lm_wikitext lm_shakespeare
+    order = """common suite.graphs suite.sweeps suite.fast suite.task suite.machine suite.files suite.training suite.verdicts
+        suite.pictures suite.jobs suite.cli beyond reverse sort delayed_add predecessor lm_wikitext lm_shakespeare
         stability bench report""".split()  # noqa: SIM905
     assert {f"suite.{path.stem}" for path in HERE.glob("suite/*.py")} - {"suite.__init__"} <= set(order)
     for importer in order:
@@ -1063,7 +1063,7 @@ def test_stability_of_a_trial():
         wanted = plain_stability(model, *stability.draw_pairs(3, 8, 8, 3, 2), 3).view(4, 2).mean(1)
         close([by_condition[condition]["20"] for condition in reverse.CONDITIONS], wanted, 1e-5)
         refuses(f"{words} --target 1", Stability)
-        with trial.locked(folder):
+        with files.lock(folder):
             ends(73, f"{words} --overwrite", Stability)
         ends(0, words, Stability)
         assert read_json(path)["by_condition"] == by_condition
@@ -1155,7 +1155,7 @@ PIECES = [[(n * n + j) % 39 + 1 if (n + j) % 10 else 0 for j in range(n)] for n 
 
 
 def lm_text(*lines):
-    lm_wikitext.text_sha256.cache_clear()
+    lm_wikitext.digest.cache_clear()
     Path("data").mkdir(exist_ok=True)
     for split in lm_wikitext.SPLITS:
         Path(f"data/wiki.{split}.raw").write_bytes("".join(f"{line}\r\n" for line in lines).encode())
@@ -1196,7 +1196,7 @@ def test_packed_paragraphs_equal_padded_ones():
         right = (logits.argmax(2).T == targets)[real][known].double().mean()
         wanted = losses[known].mean(), *torch.autograd.grad(losses[known].mean(), model.parameters())
         everything = [x.item() for x in (losses[known].mean().exp(), losses.mean().exp(), right)]
-        of_even = lm_wikitext.even(batch, 32, 40)
+        of_even = lm_wikitext.pad_to_few_sizes(batch, 32, 40)
         assert of_even.sizes.tolist() == [len(PIECES) - 1] * 32, "of few sizes, each of which has a graph"
         for engine, patch in (("torch", None), ("fast", None), ("fast", as_on_cuda)):
             with patch or contextlib.nullcontext():
@@ -1213,7 +1213,7 @@ def test_epochs_are_permutations_and_the_unigram_model_by_hand():
         for count, batch in ((7, 3), (7, 7), (3, 10), (1, 4), (4, 4)):
             lm_tokens([[1, 2]] * count)
             task = lm_task(f"--batch {batch} --seed 3")
-            drawn = list(itertools.chain(*(task.chosen(i).tolist() for i in range(1, 1 + 300 * count))))
+            drawn = list(itertools.chain(*(task.paragraphs_of_batch(i).tolist() for i in range(1, 1 + 300 * count))))
             epochs = [tuple(drawn[n : n + count]) for n in range(0, len(drawn), count)]
             assert all(sorted(epoch) == list(range(count)) for epoch in epochs), "drawn twice, or lost"
         assert_uniform(epochs, 24)
@@ -1357,8 +1357,8 @@ def test_cuda_trial_continues_in_a_new_graph():
 
 
 def test_cuda_out_of_memory_is_one_line():
-    code = "import torch, reverse; from suite import run; torch.cuda.set_per_process_memory_fraction(1e-3)"
-    code += "; raise SystemExit(run.main(reverse.Reverse))"
+    code = "import torch, reverse; from suite import cli; torch.cuda.set_per_process_memory_fraction(1e-3)"
+    code += "; raise SystemExit(cli.main(reverse.Reverse))"
     with workplace() as folder:
         code, _, err = process("-c", code, "--device", "cuda", "--batch", "4096")
         assert code == 1 and err.count("\n") == 1 and not list(folder.rglob("*.pt")), err

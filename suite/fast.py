@@ -100,7 +100,7 @@ def features(model, inputs, steps, commands=0, compiled=False):
 def loss_and_accuracy(model, episode, compiled=False):
     """Mean cross-entropy and share of right answers over an episode's answers."""
     answered = features(model, episode.inputs, episode.steps, episode.commands, compiled).flatten(0, 1)
-    return cross_entropy(answered, model.readout, episode.targets.T.flatten(), episode.share(), compiled)
+    return cross_entropy(answered, model.readout, episode.targets.T.flatten(), episode.mean_weights(), compiled)
 
 
 # -- Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together

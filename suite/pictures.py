@@ -35,12 +35,12 @@ def place(figure, flags):
 def panels_of(figure, runs):
     """-> {(title, y label): {line: {x: [the value of each seed]}}}"""
     panels = {}
-    for run in runs:
+    for result in runs:
         if figure.curves:
-            points = [(panel, figure.y, line, xs) for panel, line, xs in figure.curves(run)]
+            points = [(panel, figure.y, line, xs) for panel, line, xs in figure.curves(result)]
         else:
-            model, line, x = name_of(run.flags.get("model", "")), run.flags["pe"], place(figure, run.flags)
-            points = [(model, name, line, {x: number(run, of)}) for name, of in figure.metrics.items()]
+            model, line, x = name_of(result.flags.get("model", "")), result.flags["pe"], place(figure, result.flags)
+            points = [(model, name, line, {x: number(result, of)}) for name, of in figure.metrics.items()]
         for panel, y, line, xs in points:
             drawn = panels.setdefault((panel, y), {}).setdefault(line, {})
             for x, value in xs.items():

@@ -11,12 +11,12 @@ ENOUGH = 3  # trials on each side
 
 
 # -- Finished trials
-class Run(NamedTuple):
+class Result(NamedTuple):
     """A finished trial."""
 
     flags: dict  # its row of the figure
     metrics: dict
-    about: dict  # the whole file
+    record: dict  # the whole file
     folder: Path
 
     @property
@@ -26,7 +26,7 @@ class Run(NamedTuple):
         return dict(zip(header.split(","), zip(*(map(float, row.split(",")) for row in rows))))
 
 
-class Runs(list):
+class Results(list):
     """The finished trials of a figure, and the rows of its whole grid."""
 
     def __init__(self, found, rows):
@@ -35,20 +35,20 @@ class Runs(list):
 
     def where(self, **flags):
         has = lambda row: all(row.get(k) == v for k, v in flags.items())
-        return Runs([run for run in self if has(run.flags)], [row for row in self.rows if has(row)])
+        return Results([result for result in self if has(result.flags)], [row for row in self.rows if has(row)])
 
     def values(self, metric="token_accuracy", **flags):
         """The metric of those with these flags, a number for each seed."""
-        return [number(run, metric) for run in self.where(**flags)]
+        return [number(result, metric) for result in self.where(**flags)]
 
-    def all(self, flag, **flags):
+    def levels(self, flag, **flags):
         """The flag's values in the grid, where it has these flags."""
         return list(dict.fromkeys(row.get(flag) for row in self.where(**flags).rows))
 
 
-def number(run, metric):
-    """A metric is a name in a trial's metrics, or a function of a Run."""
-    return float(metric(run) if callable(metric) else run.metrics[metric])
+def number(result, metric):
+    """A metric is a name in a trial's metrics, or a function of a Result."""
+    return float(metric(result) if callable(metric) else result.metrics[metric])
 
 
 def name_of(model):
@@ -137,20 +137,20 @@ def difference(plus, minus=()):
 class Verdict(NamedTuple):
     text: str  # a sentence that says task, model, K and L where the figure's title does not
     numbers: str = ""  # none where there are too few trials
-    shown: float = 1.0  # one-sided p of the sentence
-    opposite: float = 1.0  # and of its opposite
+    p_yes: float = 1.0  # one-sided p of the sentence
+    p_no: float = 1.0  # and of its opposite
     primary: bool = False
 
     @property
     def word(self):
         if not self.numbers:
             return "too few trials"
-        return "no" if self.opposite <= LEVEL else "yes" if self.shown <= LEVEL else "undecided"
+        return "no" if self.p_no <= LEVEL else "yes" if self.p_yes <= LEVEL else "undecided"
 
     @property
     def p(self):
         """Two-sided."""
-        return min(1.0, 2 * min(self.shown, self.opposite))
+        return min(1.0, 2 * min(self.p_yes, self.p_no))
 
 
 def all_of(text, differences, primary=False):
@@ -159,10 +159,10 @@ def all_of(text, differences, primary=False):
     if None in differences.values():
         return Verdict(text, primary=primary)
     found = differences.values()
-    opposite = min(1.0, len(found) * min(d.below() for d in found))
+    p_no = min(1.0, len(found) * min(d.below() for d in found))
     numbers = ", ".join(f"{name} {d.words()}".strip() for name, d in differences.items())
     numbers += f", n = {min(d.n for d in found)}"
-    return Verdict(text, numbers, max(d.above() for d in found), opposite, primary)
+    return Verdict(text, numbers, max(d.above() for d in found), p_no, primary)
 
 
 def higher(text, high, low, primary=False):
@@ -187,7 +187,7 @@ def better(text, high, lows, primary=False):
 
 def controls(runs):
     """What the clock has to be better than: none, and as many inputs without a clock."""
-    return ["none", *[pe for pe in ("constant", "dup") if pe in runs.all("pe")][:1]]
+    return ["none", *[pe for pe in ("constant", "dup") if pe in runs.levels("pe")][:1]]
 
 
 def gain(runs, text, metric="token_accuracy", pe="sin", primary=False, **where):
@@ -207,7 +207,7 @@ def no_gain(text, high, low, margin):
 def holm(verdicts):
     """The same verdicts; the primary ones corrected as one family by Holm's method, each direction apart."""
     corrected = list(verdicts)
-    for name in ("shown", "opposite"):
+    for name in ("p_yes", "p_no"):
         p, largest = {i: getattr(one, name) for i, one in enumerate(verdicts) if one.primary}, 0.0
         for rank, i in enumerate(sorted(p, key=p.get)):
             largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
