@@ -46,10 +46,10 @@ def plain_step(task, device):
 
 
 def suite_step(task, engine, device):
-    one, iterations = training.Training(task, [], device, engine), itertools.count(1)
-    one.rate.fill_(1e-3)
-    one.make_step()
-    return lambda: one.step(next(iterations))
+    state, iterations = training.Training(task, [], device, engine), itertools.count(1)
+    state.rate.fill_(1e-3)
+    state.make_step()
+    return lambda: state.step(next(iterations))
 
 
 def milliseconds(step, engine, count, device):

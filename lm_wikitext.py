@@ -35,6 +35,7 @@ from suite.verdicts import higher, name_of, no_gain
 
 SPLITS = ("train", "valid", "test")
 UNKNOWN = 0  # the unknown piece, as SentencePiece numbers it
+TOKEN_FILES = [f"{split}.{kind}" for split in SPLITS for kind in ("tokens", "ends")]
 STEPS, PARTS = 64, 16  # sizes of a padded batch, see `pad_to_few_sizes`
 
 
@@ -67,7 +68,8 @@ class WikiText(Task):
             raise files.End(0, f"tokens in {self.tokens}")
         if not pieces.exists():
             raise Refused("no tokens yet: the same flags with --prepare make them")
-        self.config |= {"text_sha256": text, "pieces_sha256": sha256(pieces)}
+        tokens = tuple(self.tokens / name for name in ("pieces.model", *TOKEN_FILES))
+        self.config |= {"text_sha256": text, "tokens_sha256": digest(tokens)}
 
     def build(self, device):
         self.device = device
@@ -89,13 +91,16 @@ class WikiText(Task):
 
     def training_episode(self, i, few_sizes=False):
         batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
-        return (pad_to_few_sizes(batch, self.length, self.vocab) if few_sizes else batch).to(self.device)
+        if few_sizes:
+            batch = pad_to_few_sizes(batch, self.length, self.vocab)
+        return batch.to(self.device)
 
     def loss_and_accuracy(self, model, batch, engine):
         """Of the known targets. Both engines compute the logits in chunks."""
         known = (batch.targets != UNKNOWN).double()
-        answered, share = features(model, batch, engine), known / known.sum().clamp(min=1)
-        return fast.cross_entropy(answered, model.readout, batch.targets, share, engine.compiled)
+        weights = known / known.sum().clamp(min=1)
+        answered = features(model, batch, engine)
+        return fast.cross_entropy(answered, model.readout, batch.targets, weights, engine.compiled)
 
     @torch.no_grad()
     def perplexities(self, model, split, engine):
@@ -224,10 +229,11 @@ def pad_to_few_sizes(batch, most, vocab):
 def features(model, batch, engine):
     """What is read out: (N, H), or (M, H) of the answered pairs. All logits would take gigabytes."""
     if engine.name == "torch":
-        tokens, vectors = model.embedding(batch.inputs), model.encoding.vectors(len(batch.sizes))
-        joined = model.encoding.joined(tokens, vectors, batch.times)  # (N, E or 2E)
-        packed = nn.utils.rnn.PackedSequence(joined, batch.sizes)
-        found = super(type(model.layer), model.layer).forward(packed)[0].data  # as nn.GRU, nn.LSTM
+        tokens = model.embedding(batch.inputs)
+        x = model.encoding.join(tokens, batch.times, len(batch.sizes))  # (N, E or 2E)
+        layer = nn.LSTM if isinstance(model.layer, nn.LSTM) else nn.GRU  # they read packed rows
+        packed = nn.utils.rnn.PackedSequence(x, batch.sizes)
+        found = layer.forward(model.layer, packed)[0].data
     else:
         embedded, pieces = fast.occurring(model, batch.inputs)
         table, clock = fast.input_products(model, embedded, len(batch.sizes))
@@ -237,16 +243,18 @@ def features(model, batch, engine):
 
 
 # -- The text, and its tokens beside it: for every split a flat uint16 array, and where its paragraphs end
-@functools.cache  # once for all trials of --all
 def text_sha256(data):
-    files = [data / f"wiki.{split}.raw" for split in SPLITS]
-    if not all(path.is_file() for path in files):
+    raw = tuple(data / f"wiki.{split}.raw" for split in SPLITS)
+    if not all(path.is_file() for path in raw):
         raise Refused(f"--data {data} is no folder of wiki.{{train,valid,test}}.raw; see --help")
-    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    return digest(raw)
 
 
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+@functools.cache  # once for all trials of --all
+def digest(paths):
+    """SHA-256 of these files' own."""
+    each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    return hashlib.sha256("".join(each).encode()).hexdigest()
 
 
 def read_paragraphs(path):

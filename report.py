@@ -16,6 +16,7 @@ import functools
 import importlib
 import itertools
 import json
+import math
 import os
 import sys
 import textwrap
@@ -41,25 +42,33 @@ END = "<!-- made by python report.py --write up to here: edit below this line on
 
 
 # -- Finished trials
+def check_result(trial, content, figure):
+    """The Result in a file, which has this trial's flags and all that is told of it."""
+    config = content["config"]
+    if what := files.compare_flags(content | config, trial.task.config):
+        raise ValueError(what)
+    if missing := {"seed", *trial.task.folder_words} - config.keys():
+        raise ValueError(f"without {', '.join(sorted(missing))}")
+    result = Result(trial.row, content.get("metrics", content), content, trial.folder)
+    for name, metric in figure.metrics.items():
+        x = number(result, metric)
+        if not math.isfinite(x) or ("accuracy" in name and not 0 <= x <= 1):
+            raise ValueError(f"{name} {x}")
+    made_by(Results([result], []))
+    return result
+
+
 @functools.cache
 def load(task, name, scale, out, words=()):
     """A figure's trials, and the Results of those done. A result that cannot be used is named, and left out."""
     args, given = cli.parse(task, ["--scale", scale, "--out", str(out), *words])
     trials, figure, found = cli.trials_of_figure(task, args, given, name), task.figures[name], []
-    for one in trials:
-        path = one.folder / one.file
+    for trial in trials:
+        path = trial.folder / trial.task.file
         try:
-            content = files.read_json(path)
-            if content is None:
-                continue
-            if what := files.compare_flags(content | content["config"], one.config):
-                raise ValueError(what)
-            done = Result(one.row, content.get("metrics", content), content, one.folder)
-            for metric in figure.metrics.values():
-                number(done, metric)
-            made_by(Results([done], []))
-            found.append(done)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, files.End) as error:
+            if content := files.read_json(path):
+                found.append(check_result(trial, content, figure))
+        except Exception as error:  # noqa: BLE001 - whatever stands in it, the others are shown
             print(f"left out: {path}: {error!r}")
     texts = {one.record["config"].get("text_sha256") for one in found}
     if len(texts) > 1:

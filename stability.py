@@ -179,13 +179,13 @@ class Stability(DualFrequency):
                 raise Refused(f"{self.folder} is not trained to its end: --train does that")
             training.train(trained, argv, stop)
             with files.lock(self.folder):
-                files.write_json(self.folder / self.file, self.measure(argv))
+                files.write_json(self.folder / self.file, self.measure(trained, argv))
         for condition, values in files.read_json(self.folder / self.file)["by_condition"].items():
             print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
 
-    def measure(self, argv):
-        """What stability.json holds."""
+    def measure(self, trained, argv):
+        """What stability.json holds of the snapshots of a trained task."""
         args, device = self.args, machine.choose_device(self.args.device)
         snapshots = sorted(self.folder.glob("snapshots/*.pt"), key=lambda path: int(path.stem))
         if not snapshots:
@@ -196,7 +196,9 @@ class Stability(DualFrequency):
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, args.pairs // 4, device)
         found = {condition: {} for condition in CONDITIONS}
         for path in snapshots:
-            model.load_state_dict(files.load(path, device))
+            snapshot = files.load(path, device)
+            files.require_same_flags(path, snapshot["config"], trained.config)
+            model.load_state_dict(snapshot["model"])
             means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
                 found[condition][str(int(path.stem))] = mean
