@@ -107,10 +107,10 @@ class Encoding(nn.Module):
     """A vector for every time step, concatenated with the token's embedding or added.
 
     Vectors have length `amplitude`, by default the encoding's own; steps in `unencoded`
-    get zeros. A subclass has make(positions, size), which registers `table`.
+    get zeros. A subclass has make(positions, size), the table of these vectors.
     """
 
-    table: torch.Tensor  # (positions, size), or (1, size) for all steps
+    drawn = True  # at random, so the table is kept with the weights
     fast = True  # suite/fast.py does as `join` does; False: a subclass has another `join`
 
     def __init__(
@@ -118,19 +118,24 @@ class Encoding(nn.Module):
     ):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
+        self.inputs = size if combine == "add" else 2 * size  # of the layer
         self.scale = 1.0
         if amplitude is not None and self.default_length(size) is not None:
             self.scale = amplitude / self.default_length(size)
-        self.inputs = size if combine == "add" else 2 * size  # of the layer
-        self.make(positions, size)
-
-    def make(self, positions, size):
-        raise NotImplementedError
+        table = self.make(positions, size)
+        if isinstance(table, nn.Parameter):
+            self.table = table
+        else:
+            self.register_buffer("table", table, persistent=self.drawn)
 
     @staticmethod
     def default_length(size):
         """Of the vectors in the table; None where there are none."""
         return 1.0
+
+    def make(self, positions, size):
+        """(positions, size), or (1, size) of a vector for all steps."""
+        raise NotImplementedError
 
     def vectors(self, time):
         """(time, E) of the steps 0..time-1; None: there is nothing but the tokens."""
@@ -158,6 +163,8 @@ class Sinusoid(Encoding):
     """The paper's. `bands` = (low, high) keeps that part of the frequencies, from 0, the
     fastest, to 1, the slowest. The others are zero; the rest is scaled up to length 1."""
 
+    drawn = False
+
     def make(self, positions, size):
         if size % 2:
             raise Refused(f"--embed {size} is odd: a sinusoid is pairs of sine and cosine")
@@ -169,22 +176,21 @@ class Sinusoid(Encoding):
         table = sinusoid(positions, size)  # in double precision
         table[:, : 2 * first] = 0
         table[:, 2 * stop :] = 0
-        table *= math.sqrt(n / (stop - first))
-        self.register_buffer("table", table, persistent=False)
+        return table * math.sqrt(n / (stop - first))
 
 
 class Random(Encoding):
     """Fixed unit vectors, uniform on the sphere."""
 
     def make(self, positions, size):
-        self.register_buffer("table", F.normalize(torch.randn(positions, size), dim=1))
+        return F.normalize(torch.randn(positions, size), dim=1)
 
 
 class Constant(Encoding):
     """One fixed random unit vector at every step: as many inputs as a clock, no time."""
 
     def make(self, positions, size):
-        self.register_buffer("table", F.normalize(torch.randn(1, size), dim=1))
+        return F.normalize(torch.randn(1, size), dim=1)
 
 
 class Learned(Encoding):
@@ -195,8 +201,9 @@ class Learned(Encoding):
         return math.sqrt(size)
 
     def make(self, positions, size):
-        self.table = nn.Parameter(self.scale * torch.randn(positions, size))
+        table = nn.Parameter(self.scale * torch.randn(positions, size))
         self.scale = 1.0
+        return table
 
 
 class Ramp(Encoding):
@@ -204,29 +211,28 @@ class Ramp(Encoding):
 
     def make(self, positions, size):
         time = torch.arange(1, positions + 1)[:, None] / positions
-        self.register_buffer("table", time * F.normalize(torch.randn(size), dim=0))
+        return time * F.normalize(torch.randn(size), dim=0)
 
 
 class Counter(Encoding):
     """The step in binary, as -1 and 1, lowest digit first, repeated to fill the row."""
 
+    drawn = False
+
     def make(self, positions, size):
         digits = max(1, (positions - 1).bit_length())
         if size < digits:
-            raise Refused(
-                f"--embed {size}: {positions} steps are counted in {digits} binary digits"
-            )
+            raise Refused(f"--embed {size}: {positions} steps have {digits} binary digits")
         column = torch.arange(size) % digits
         digit = (torch.arange(positions)[:, None] >> column) & 1  # (positions, size)
-        self.register_buffer("table", (2 * digit - 1) / math.sqrt(size), persistent=False)
+        return (2 * digit - 1) / math.sqrt(size)
 
 
 class Shuffled(Encoding):
     """The sinusoid's vectors in a fixed random order: neighbours are unlike."""
 
     def make(self, positions, size):
-        table = Sinusoid(positions, size).table
-        self.register_buffer("table", table[torch.randperm(positions)])
+        return Sinusoid(positions, size).table[torch.randperm(positions)]
 
 
 class Bare(Encoding):

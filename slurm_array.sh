@@ -4,10 +4,11 @@
 #     sbatch --array=0-179 slurm_array.sh reverse.py fig2                         # all trials of Fig. 2
 #     sbatch --array=0-11 slurm_array.sh reverse.py fig2 --scale smoke --out DIR  # flags go to every trial
 #
-# Element n runs line n, counted from 0, of `python reverse.py --list fig2`. Time limit, partition, GPU and account
-# belong before the script's name; PYTHON names another interpreter. An element that meets its time limit (USR1 two
-# minutes before) or is preempted (TERM) saves, exits with 75 and goes back to the queue, alone; one that scancel ends
-# saves and stays out of it: the same line again continues it. The same bits need the same --cpus-per-task throughout.
+# Element n runs `python reverse.py --all fig2 --index n`: line n, counted from 0, of `--list fig2`. Time limit,
+# partition, GPU and account belong before the script's name; PYTHON names another interpreter. An element that meets
+# its time limit (USR1 two minutes before) or is preempted (TERM) saves, exits with 75 and goes back to the queue, alone;
+# one that scancel ends saves and stays out of it: the same line again continues it. The same bits need the same
+# --cpus-per-task throughout.
 #
 # Exit codes: 0 done, 1 failed (disk, memory), 2 bad flags, 3 not finite, 73 running elsewhere, 75 saved, to continue
 #SBATCH --signal=B:USR1@120
@@ -15,21 +16,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%A_%a.out
 
-fail() { echo "slurm_array.sh: error: $1" >&2 && exit 2; }
-
-trial() {
-    [[ $# -gt 0 && $SLURM_ARRAY_TASK_ID =~ ^[0-9]{1,9}$ ]] ||
-        fail "use: sbatch --array=0-N slurm_array.sh SCRIPT FIGURE [FLAGS]"
-    [[ " $* " != *" --overwrite "* ]] || fail "--overwrite would start anew at every requeue; remove the folders"
-    list=$("${PYTHON:-python}" "$1" --list "${@:2}") || exit
-    mapfile -t lines <<<"$list"
-    n=$((10#$SLURM_ARRAY_TASK_ID))
-    ((n < ${#lines[@]})) || fail "no trial $n: $* has ${#lines[@]} trials, --array=0-$((${#lines[@]} - 1))"
-    script=$1
-    [[ "${lines[n]} " == "python ${script##*/} "* ]] || fail "line $n of the list is no trial of $script: ${lines[n]}"
-    eval "set -- ${lines[n]}" || fail "line $n of the list is not whole: ${lines[n]}" # --list quotes it for a shell
-    exec "${PYTHON:-python}" "$script" "${@:3}"
-}
+[[ $# -gt 0 ]] || { echo "use: sbatch --array=0-N slurm_array.sh SCRIPT FIGURE [FLAGS]" >&2 && exit 2; }
 
 # Back to the queue if `scontrol show job` says what $1 matches. A controller that hears from hundreds of elements at
 # once may not answer: it is asked again, 20 times at most. The name is JOB_INDEX: the job's own number can be
@@ -52,7 +39,7 @@ requeue_if() {
 trap 'kill -TERM $! 2>/dev/null' USR1
 trap 'kill -TERM $! 2>/dev/null; requeue_if "JobState=COMPLETING.*( Reason=TimeLimit| PreemptTime=[0-9])"' TERM
 while true; do
-    trial "$@" &
+    "${PYTHON:-python}" "$1" --all "${@:2}" --index "$SLURM_ARRAY_TASK_ID" &
     while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends `wait` early
     wait $!
     code=$?

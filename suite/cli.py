@@ -37,7 +37,6 @@ def parse_bands(text):
 
 
 LAYERS, ENCODINGS = tuple(common.LAYERS), tuple(common.ENCODINGS)
-ONE_SEED_OR_MORE = "one seed, or a range such as 0-4"
 FLAGS = [
     Flag("model", "lstm", "the layer", choices=LAYERS),
     Flag("pe", "sin", "encoding of the time step", choices=ENCODINGS),
@@ -48,7 +47,7 @@ FLAGS = [
         0,
         "of weights, data and held-out set; 0-4: five trials of a figure",
         parse_seeds,
-        wanted=ONE_SEED_OR_MORE,
+        wanted="one seed, or a range such as 0-4",
     ),
     Flag("hidden", 512, "size of the layer's state", int, least=1),
     Flag("embed", 512, "size of the embedding, and of the encoding", int, least=1),
@@ -293,8 +292,6 @@ def dispatch(kind, argv):
     args, given = parse(kind, argv)
     figure = args.all if args.list is None else args.list
     if figure is None:
-        if args.index is not None:
-            raise Refused("--index is for --all and --list")
         return run_one(make_task(kind, args), argv)
     trials = trials_of_figure(kind, args, given, figure)
     if args.list is not None:
@@ -318,23 +315,23 @@ def run_many(kind, args, given, trials):
     for trial in trials:  # now, or every one would refuse by itself
         trial.task.begin()
     cuda = machine.choose_device(args.device).type == "cuda"
-    script = sys.modules[kind.__module__].__file__
     at_once = args.jobs or (1 if cuda else machine.cores())
+    script = sys.modules[kind.__module__].__file__
     with stop.after_iteration():
-        code = jobs.Jobs(script, trials, at_once).run(stop)
+        code = jobs.run_all(script, trials, at_once, stop)
     if code != files.STOPPED:
-        left_out = NOT_CARRIED | {"overwrite"}
-        words = as_words({k: v for k, v in given.items() if k not in left_out})
         report = Path(__file__).parents[1] / "report.py"
         figure = [args.all] if args.all else []
+        left_out = NOT_CARRIED | {"overwrite"}
+        words = as_words({k: v for k, v in given.items() if k not in left_out})
         subprocess.run([sys.executable, report, script, *figure, *words], check=False)
     return code
 
 
 # -- How a process ends
 class Stop:
-    """Hears signals. While `after_iteration` lasts, the first one is a request, else it ends
-    what runs at once. A second Ctrl-C ends the process. All hold from a trial's first line on."""
+    """Hears signals. While `after_iteration` lasts, the first one is a request, and else it
+    ends the work at once, as Ctrl-C does in any program. A second Ctrl-C always does."""
 
     def __init__(self):
         self.requested = self.iterating = False

@@ -20,7 +20,9 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def cores():
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )  # macOS
 
 
 def choose_device(name):
@@ -38,7 +40,9 @@ class Engine(NamedTuple):
     precision: str = "fp32"  # of matrix products
     graph: bool = False  # the iteration is a CUDA graph
     deterministic: bool = False
-    onednn: bool = False  # float32 products by oneDNN: on AMD's CPUs faster than MKL, on Intel's slower
+    onednn: bool = (
+        False  # float32 products by oneDNN: on AMD's CPUs faster than MKL, on Intel's slower
+    )
 
     def loss_and_accuracy(self, model, episode):
         if self.name == "fast":
@@ -56,23 +60,32 @@ def choose_engine(args, device):
     """From the flags and the device alone: the same after every resume."""
     cuda, name = device.type == "cuda", args.engine
     if not cuda and args.precision in ("tf32", "bf16"):
-        raise Refused(f"--precision {args.precision} is for CUDA; on a CPU products are in fp32")
-    known = common.LAYERS[args.model] in fast.KNOWN and common.ENCODINGS[args.pe].fast
+        raise Refused(
+            f"--precision {args.precision} is for CUDA; on a CPU products are in fp32"
+        )
+    known = name != "torch" and common.LAYERS[args.model] in fast.KNOWN
+    known = known and common.ENCODINGS[args.pe].fast
     if name == "fast" and not known:
-        raise Refused(f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)")
+        raise Refused(
+            f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)"
+        )
     if name == "auto":
         small_lstm = args.model == "lstm" and args.hidden <= 64  # for which torch.nn is good
         name = "fast" if known and (cuda or not small_lstm) else "torch"
     compiled = cuda and name == "fast" and graphs.compiles()
     precision = args.precision or ("tf32" if cuda else "fp32")
     onednn = not cuda and "AMD" in device_name(device) and graphs.onednn_is_exact()
-    return Engine(name, compiled, precision, cuda and not args.no_graph, args.deterministic, onednn)
+    return Engine(
+        name, compiled, precision, cuda and not args.no_graph, args.deterministic, onednn
+    )
 
 
 def prepare(engine, device, hidden=512):
     """Set the switches of PyTorch that an engine needs; they hold for the whole process."""
     products = "ieee" if engine.precision == "fp32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = products
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = (
+        products
+    )
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if engine.onednn else "none"
     if engine.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
@@ -93,14 +106,18 @@ def peak_memory(device):
     """Bytes: allocated on the card, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def git(*words):
     """What git prints of this folder; None where there is no git."""
     command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -125,6 +142,9 @@ def provenance(argv, engine, device):
         "python": platform.python_version(),
         "device": device_name(device),
         "engine": engine.name,
-        **{name: getattr(engine, name) for name in ("compiled", "precision", "graph", "deterministic")},
+        **{
+            name: getattr(engine, name)
+            for name in ("compiled", "precision", "graph", "deterministic")
+        },
         "threads": torch.get_num_threads(),
     }

@@ -224,5 +224,5 @@ class Task:
         return self.summarise(metrics, (predictions == episode.targets).cpu().numpy())
 
     def summarise(self, metrics, right):
-        """What is kept of the metrics, and others, from `right`, (N, M): is each answer right?"""
+        """What is kept of the metrics; `right`, (N, M): is each answer right?"""
         return metrics

@@ -13,6 +13,7 @@ trial:
 """
 
 import datetime
+import functools
 import sys
 import time
 
@@ -24,7 +25,7 @@ from suite.files import NOT_FINITE, End
 
 
 def train(task, argv, stop):
-    """Train a trial to its end, from its last checkpoint on, and evaluate it -> the exit code."""
+    """Train a trial from its last checkpoint on, and evaluate it -> the exit code."""
     if files.is_finished(task):
         return files.show(task)
     device = machine.choose_device(task.args.device)
@@ -120,9 +121,6 @@ class Training:
         def step(i):
             self.learn(episode(i))
 
-        def batch_of_few_sizes(i):
-            return self.task.training_episode(i, few_sizes=True)
-
         if not self.engine.graph:
             self.step = step
         elif self.task.one_graph:
@@ -130,7 +128,8 @@ class Training:
                 episode = torch.compile(episode, dynamic=False)
             self.step = graphs.whole(step, self.iteration + 1, self.tensors)
         else:
-            self.step = graphs.by_size(self.learn, batch_of_few_sizes, self.tensors)
+            episode = functools.partial(episode, few_sizes=True)
+            self.step = graphs.by_size(self.learn, episode, self.tensors)
 
     def tensors(self):
         """What a training step changes."""
@@ -209,7 +208,7 @@ class Training:
             raise End(NOT_FINITE, why)
 
     def log(self):
-        """A row of curve.csv, means since the last one, and a line. This waits for the device."""
+        """A row of curve.csv, means since the last one, and a line; waits for the device."""
         self.require_finite()
         i, iterations = self.iteration, self.args.iterations
         count = i - (self.rows[-1][0] if self.rows else 0)
