@@ -1364,6 +1364,134 @@ def test_cuda_out_of_memory_is_one_line():
         assert code == 1 and err.count("\n") == 1 and not list(folder.rglob("*.pt")), err
 
 
+# -- What was broken on purpose
+def print_to_nobody(stream):
+    """In a child process: both streams fail from now on."""
+    if stream == "a full log":
+        there = os.open("/dev/full", os.O_WRONLY)
+    elif stream == "a closed terminal":
+        ours, there = os.openpty()
+        os.close(ours)
+    else:  # a broken pipe
+        ours, there = os.pipe()
+        os.close(ours)
+    os.dup2(there, 1)
+    os.dup2(there, 2)
+
+
+def test_a_trial_saves_although_nothing_can_be_printed():
+    streams = ["a closed terminal", "a broken pipe"]
+    if Path("/dev/full").exists():
+        streams.append("a full log")
+    for stream in streams:
+        before = functools.partial(print_to_nobody, stream)
+        with workplace():
+            assert wait(fork(LONG, signalled(signal.SIGHUP), before)) == 75, stream
+            assert load(folder_in() / "last.pt")["iteration"] == 25
+            assert wait(fork(LONG, Reverse, before)) == 0, stream
+            assert outcome(folder_in()) == undisturbed()[0]
+
+
+def test_a_stopped_trial_says_what_continues_it():
+    with workplace():
+        said = forked(75, LONG, signalled(signal.SIGINT))
+        assert "the same command continues" in said
+        said = forked(75, f"{LONG} --overwrite", signalled(signal.SIGTERM, at=32))
+        assert "without --overwrite continues" in said
+        finish([32])
+
+
+def test_a_checkpoint_of_another_trial_is_refused():
+    with workplace():
+        forked(75, LONG, signalled(signal.SIGTERM))
+        forked(75, f"{LONG} --seed 1", signalled(signal.SIGTERM))
+        ours, theirs = sorted(Path().rglob("last.pt"))
+        kept = ours.read_bytes()
+        shutil.copy(theirs, ours)
+        assert "seed 1 there, 0 here" in forked(2, LONG)
+        ours.write_bytes(kept)
+        shutil.rmtree(theirs.parent)
+        finish([25])
+
+
+def test_snapshots_of_another_trial_are_refused():
+    words = f"{SMOKE} --pairs 8 --train"
+    with workplace():
+        for seed in (0, 1):
+            ends(0, f"{words} --seed {seed}", Stability)
+        ours, theirs = sorted(Path().rglob("000020.pt"))
+        shutil.copy(theirs, ours)
+        assert "seed 1 there, 0 here" in ends(2, f"{words} --seed 0 --overwrite", Stability)
+
+
+def test_whatever_stands_in_a_result_is_named_and_ends_nothing_else():
+    words = f"'{HERE}/reverse.py' fig2 --scale smoke"
+    with workplace():
+        for pe in ("none", "sin"):
+            ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
+        path = next(Path().rglob("gru-none-*/seed0/result.json"))
+        content = read_json(path)
+        accuracy = f'"token_accuracy": {content["metrics"]["token_accuracy"]}'
+        whole = path.read_text()
+        damaged = [whole.replace(accuracy, f'"token_accuracy": {x}') for x in ("7", "NaN", "1e999")]
+        damaged.append("[" * 100_000)
+        damaged.append(json.dumps(content | {"config": {}}))
+        damaged.append(json.dumps(content | {"metrics": 3}))
+        damaged.append(json.dumps(content | {"seconds": None}))
+        damaged.append(whole.replace(accuracy, f'"token_accuracy": {"9" * 5000}'))
+        for text in damaged:
+            path.write_text(text)
+            out = reports(words)
+            assert "1 of 12" in out and f"left out: {path}" in out, text[:80]
+
+
+def test_a_folder_that_vanishes_ends_only_its_trial():
+    words = f"{SMOKE} --iterations 600 --save-every 20 --model lstm --vocab 8 --seed 0 --jobs 2"
+    with workplace():
+        child = fork(f"{words} --all fig2")
+        wait_for(lambda: len(list(Path().rglob("last.pt"))) == 2)
+        vanishing = folder_in()
+        while vanishing.exists():  # its process may just be writing there
+            shutil.rmtree(vanishing, ignore_errors=True)
+        assert wait(child) == 1
+        (result,) = Path().rglob("result.json")
+        assert result.parent != vanishing
+
+
+def test_a_slurm_element_is_the_nth_trial_and_no_shell_reads_what_is_typed():
+    words = ["reverse.py", "fig2", *SMOKE.split(), "--model", "gru", "--out"]
+    there = os.environ | {"PYTHON": sys.executable}
+    with workplace() as folder:
+
+        def element(index, out):
+            return subprocess.run(
+                ["bash", "slurm_array.sh", *words, out],
+                env=there | {"SLURM_ARRAY_TASK_ID": index},
+                cwd=HERE,
+                capture_output=True,
+                check=False,
+            ).returncode
+
+        out = f"{folder}/a b\ntouch {folder}/c; $(touch {folder}/d) 'e"
+        third = ends(0, f"--list fig2 {SMOKE} --model gru").splitlines()[2]
+        assert element("2", out) == 0
+        assert not (folder / "c").exists() and not (folder / "d").exists()
+        (result,) = folder.rglob("result.json")
+        assert read_json(result)["argv"][:6] == shlex.split(third)[2:8]
+        assert [element("4", out), element("", out)] == [2, 2]  # beyond the list; no array
+
+
+def test_other_tokens_of_the_same_text_are_refused():
+    with workplace():
+        lm_tokens()
+        ends(0, SMALL, WikiText)
+        (path,) = Path("data").rglob("train.tokens")
+        tokens = path.read_bytes()
+        path.write_bytes(tokens[:-2] + b"\1\0")
+        lm_wikitext.digest.cache_clear()
+        refuses(SMALL, WikiText)
+
+
 def attempt(name):
     start, said, why = time.monotonic(), "passed", ""
     try:

@@ -368,11 +368,11 @@ class Lossy:
         return getattr(self.stream, name)
 
     def write(self, text):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # it is None where it was closed
             self.stream.write(text)
 
     def flush(self):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):
             self.stream.flush()
 
 
