@@ -60,7 +60,7 @@ def check_result(trial, content, figure):
 
 @functools.cache
 def load(task, name, scale, out, words=()):
-    """A figure's trials, and the Results of those done. A result that cannot be used is named, and left out."""
+    """A figure's trials, and the Results of those done; what cannot be used is named, left out."""
     args, given = cli.parse(task, ["--scale", scale, "--out", str(out), *words])
     trials, figure, found = cli.trials_of_figure(task, args, given, name), task.figures[name], []
     for trial in trials:

@@ -1446,10 +1446,10 @@ def test_whatever_stands_in_a_result_is_named_and_ends_nothing_else():
 
 
 def test_a_folder_that_vanishes_ends_only_its_trial():
-    words = f"{SMOKE} --iterations 600 --save-every 20 --model lstm --vocab 8 --seed 0 --jobs 2"
+    words = f"{SMOKE} --iterations 900 --save-every 20 --model lstm --vocab 8 --seed 0 --jobs 1"
     with workplace():
         child = fork(f"{words} --all fig2")
-        wait_for(lambda: len(list(Path().rglob("last.pt"))) == 2)
+        wait_for(lambda: list(Path().rglob("last.pt")))
         vanishing = folder_in()
         while vanishing.exists():  # its process may just be writing there
             shutil.rmtree(vanishing, ignore_errors=True)

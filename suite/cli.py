@@ -256,7 +256,7 @@ def trials_of_figure(kind, args, given, figure):
             seeds = given.get("seed", row["seed"])
             for seed in seeds if isinstance(seeds, range) else [seeds]:
                 trial = make_trial(kind, args, given, row | {"seed": seed})
-                trials.setdefault(trial.task.folder, trial)
+                trials.setdefault(trial.folder, trial)
     if not trials:
         what = f"{figure or kind.name} at --scale {args.scale}"
         raise Refused(f"no trial of {what} has the flags given")
@@ -330,8 +330,8 @@ def run_many(kind, args, given, trials):
 
 # -- How a process ends
 class Stop:
-    """Hears signals. While `after_iteration` lasts, the first one is a request, and else it
-    ends the work at once, as Ctrl-C does in any program. A second Ctrl-C always does."""
+    """Hears signals, from a trial's first line on. While `after_iteration` lasts, the first
+    is a request; else it ends the work, as Ctrl-C does anywhere. A second Ctrl-C exits."""
 
     def __init__(self):
         self.requested = self.iterating = False

@@ -84,10 +84,10 @@ def start(script, trial, at_once):
 
 
 def say_end(trial, code):
-    last = ""
+    lines = [""]
     with contextlib.suppress(OSError):  # its folder may have vanished
-        *_, last = "", *(trial.folder / "log.txt").read_text(errors="replace").splitlines()
-    print(f"ends: {shlex.join(trial.words)}\n  exit code {code}: {last}")
+        lines += (trial.folder / "log.txt").read_text(errors="replace").splitlines()
+    print(f"ends: {shlex.join(trial.words)}\n  exit code {code}: {lines[-1]}")
 
 
 def end_with_parent():

@@ -40,9 +40,7 @@ class Engine(NamedTuple):
     precision: str = "fp32"  # of matrix products
     graph: bool = False  # the iteration is a CUDA graph
     deterministic: bool = False
-    onednn: bool = (
-        False  # float32 products by oneDNN: on AMD's CPUs faster than MKL, on Intel's slower
-    )
+    onednn: bool = False  # float32 products by oneDNN: faster than MKL on AMD's CPUs
 
     def loss_and_accuracy(self, model, episode):
         if self.name == "fast":
@@ -60,9 +58,7 @@ def choose_engine(args, device):
     """From the flags and the device alone: the same after every resume."""
     cuda, name = device.type == "cuda", args.engine
     if not cuda and args.precision in ("tf32", "bf16"):
-        raise Refused(
-            f"--precision {args.precision} is for CUDA; on a CPU products are in fp32"
-        )
+        raise Refused(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
     known = name != "torch" and common.LAYERS[args.model] in fast.KNOWN
     known = known and common.ENCODINGS[args.pe].fast
     if name == "fast" and not known:
@@ -96,7 +92,7 @@ def prepare(engine, device, hidden=512):
 
 
 def is_out_of_memory(error):
-    """Only some such errors are torch.OutOfMemoryError; while a graph is recorded it is in the context."""
+    """Only some are torch.OutOfMemoryError; while a graph is recorded it is the context."""
     words = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
     here = isinstance(error, MemoryError) or any(word in str(error) for word in words)
     return here or (error is not None and is_out_of_memory(error.__context__))

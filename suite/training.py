@@ -45,7 +45,7 @@ def train(task, argv, stop):
 
 def loop(training, stop):
     """From the iteration after the checkpoint to the last one."""
-    args = training.task.args
+    args = training.args
     started = time.perf_counter() - training.seconds
     for i in range(training.iteration + 1, args.iterations + 1):
         training.rate.fill_(training.task.rate(i))
@@ -234,7 +234,6 @@ class Training:
             "metrics": self.task.evaluate(self.model, self.engine),
             "iterations": self.iteration,
             "seconds": round(self.seconds, 3),
-            "iterations_per_second": round(self.iteration / self.seconds, 3),
             "peak_memory_bytes": machine.peak_memory(self.device),
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
