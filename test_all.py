@@ -530,7 +530,7 @@ def test_engines_agree():
 
 
 def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
-    patches = [mock.patch.object(sweeps, "of_device", lambda step, *_: step)]  # the twins for CUDA
+    patches = [mock.patch.object(sweeps, "choose_step", lambda step, *_: step)]  # the twins for CUDA
     patches += [mock.patch.object(fast, "CHUNK", chunk) for chunk in (7, 50)]  # of rows
     for kind, patch, flags in itertools.product(PAPERS, patches, ("--min-length 3", "--pe learned", "")):
         with patch:
@@ -1183,7 +1183,7 @@ def test_packed_paragraphs_equal_padded_ones():
     rows = [torch.tensor(x[:33]) for x in PIECES]
     rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     targets, real = rows[:, 1:].clamp(min=0), rows[:, 1:] >= 0
-    known, as_on_cuda = targets[real] != 0, mock.patch.object(sweeps, "of_device", lambda step, *_: step)
+    known, as_on_cuda = targets[real] != 0, mock.patch.object(sweeps, "choose_step", lambda step, *_: step)
     cases = [*itertools.product(("gru", "lstm"), ("none", "dup", *TABLES)), ("lstm", "learned --combine add")]
     for kind, pe in cases:
         with workplace():

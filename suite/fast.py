@@ -129,7 +129,8 @@ def score_by_operators(logits, target, share):
     own = logits.gather(1, target)
     total = logits.sub_(top).exp_().sum(1, keepdim=True)
     loss, right = ((top - own + total.log()) * share).sum(), ((answer == target) * share).sum()
-    logits.mul_(share / total).scatter_add_(1, target, -share)
+    logits.mul_(share / total)
+    logits.scatter_(1, target, logits.gather(1, target) - share)
     return loss, right
 
 

@@ -134,22 +134,30 @@ def gru_step_back_in_place(rows, columns, h_before, d_out, d_h, d_state, d_rows,
     sigmoid_back.grad_input(d_both, both, grad_input=d_both)
 
 
-def of_device(step, in_place, gates, weight, compiled):
+def choose_step(step, in_place, gates, weight, compiled):
     """Which of the two computes these."""
     on_cpu = gates.device.type == "cpu" and gates.dtype == weight.dtype and not compiled
     return in_place if on_cpu else pointwise(step, compiled)
 
 
-# -- The sweeps
-def tokens_of(sizes, tokens):
+# -- The sweeps; x_of[t] is what step t has of x
+def split_tokens(tokens, sizes):
     """Those of every step; None after their end."""
     starts = itertools.accumulate([0, *sizes[:-1]])
     return [tokens[at : at + n] if at < len(tokens) else None for at, n in zip(starts, sizes)]
 
 
-def gate_by_gate(gates, sizes):
+def split_columns(gates, sizes):
     """The four columns of every step."""
     return list(zip(*(gate.split(sizes) for gate in gates.chunk(4, 1))))
+
+
+def room_for_gradients(memory, sizes, compiled):
+    """(N, 4H) for the gates' gradients. `memory` holds the gates, and as many rows as a step more: a step's
+    gradients go where the gates of later steps were. That memory is warm, and new memory is not. A compiled
+    step must not share memory."""
+    room = memory[sizes[0] :]
+    return torch.empty_like(room) if compiled else room
 
 
 def transposed(weight):
@@ -158,6 +166,8 @@ def transposed(weight):
 
 def one_step_earlier(x, sizes):
     """x at the step before, for every row from step 1 on."""
+    if sizes[0] == sizes[-1]:
+        return x[: -sizes[0]]
     return torch.cat([rows[:n] for rows, n in zip(x.split(sizes), sizes[1:])])
 
 
@@ -179,38 +189,41 @@ class LSTMSweep(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight):
         table, clock, weight = table.detach(), clock.detach(), weight.detach()  # else it compiles twice
-        step = of_device(lstm_step, lstm_step_in_place, table, weight, compiled)
-        H, low = weight.shape[1], weight.to(table.dtype)
-        gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
-        c, c_before = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
-        product, recurrent, h_before = table.new_zeros(sizes[0], 4 * H), transposed(low), None
-        each = tokens_of(sizes, tokens), gates.split(sizes), gate_by_gate(gates, sizes)
-        for t, (now, rows, columns, c_now, h_now) in enumerate(zip(*each, c.split(sizes), h.split(sizes))):
-            p = product[: len(rows)]
+        step = choose_step(lstm_step, lstm_step_in_place, table, weight, compiled)
+        N, B, H, low = sum(sizes), sizes[0], weight.shape[1], weight.to(table.dtype)
+        memory, h, c = table.new_empty(N + B, 4 * H), table.new_empty(N, H), weight.new_empty(N, H)
+        product, recurrent, c_before = table.new_zeros(B, 4 * H), transposed(low), weight.new_zeros(B, H)
+        gates = memory[:N]
+        rows_of, columns_of = gates.split(sizes), split_columns(gates, sizes)
+        tokens_of, c_of, h_of = split_tokens(tokens, sizes), c.split(sizes), h.split(sizes)
+        for t, n in enumerate(sizes):
             if t:
-                torch.mm(h_before[: len(rows)], recurrent, out=p)
-            step(p, clock[t], table, now, c_before[: len(rows)], rows, columns, c_now, h_now)
-            c_before, h_before = c_now, h_now
-        ctx.save_for_backward(gates, c, h, tokens, low)
+                torch.mm(h_of[t - 1][:n], recurrent, out=product[:n])
+                c_before = c_of[t - 1]
+            inputs = product[:n], clock[t], table, tokens_of[t], c_before[:n]
+            step(*inputs, rows_of[t], columns_of[t], c_of[t], h_of[t])
+        ctx.save_for_backward(memory, c, h, tokens, low)
         ctx.plain = sizes, compiled, len(table)
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        (gates, c, h, tokens, low), (sizes, compiled, table_rows) = ctx.saved_tensors, ctx.plain
-        step = of_device(lstm_step_back, lstm_step_back_in_place, gates, c, compiled)
-        d_gates, d_h = torch.empty_like(gates), torch.zeros_like(h[: sizes[0]])
-        start, d_cell = (torch.zeros_like(c[: sizes[0]]) for _ in range(2))
-        before = [start, *c.split(sizes)[:-1]]
-        each = gates.split(sizes), gate_by_gate(gates, sizes), c.split(sizes), before, d_out.split(sizes)
-        d_each = d_gates.split(sizes), gate_by_gate(d_gates, sizes)
-        for rows, columns, c_now, c_before, d, d_rows, d_columns in reversed(list(zip(*each, *d_each))):
-            n = len(rows)
-            step(rows, columns, c_now, c_before[:n], d, d_h[:n], d_cell[:n], d_rows, d_columns)
-            if c_before is not start:
-                torch.mm(d_rows, low, out=d_h[:n])
-        d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)).to(c.dtype)
+        (memory, c, h, tokens, low), (sizes, compiled, table_rows) = ctx.saved_tensors, ctx.plain
+        N, B = len(h), sizes[0]
+        gates, d_gates = memory[:N], room_for_gradients(memory, sizes, compiled)
+        step = choose_step(lstm_step_back, lstm_step_back_in_place, gates, c, compiled)
+        start, d_cell, d_h = torch.zeros_like(c[:B]), torch.zeros_like(c[:B]), torch.zeros_like(h[:B])
+        rows_of, columns_of = gates.split(sizes), split_columns(gates, sizes)
+        d_rows_of, d_columns_of = d_gates.split(sizes), split_columns(d_gates, sizes)
+        c_of, d_out_of = c.split(sizes), d_out.split(sizes)
+        for t in reversed(range(len(sizes))):
+            n, c_before = sizes[t], c_of[t - 1] if t else start
+            gradients = d_out_of[t], d_h[:n], d_cell[:n], d_rows_of[t], d_columns_of[t]
+            step(rows_of[t], columns_of[t], c_of[t], c_before[:n], *gradients)
+            if t:
+                torch.mm(d_rows_of[t], low, out=d_h[:n])
+        d_weight = (d_gates[B:].T @ one_step_earlier(h, sizes)).to(c.dtype)
         return *input_gradients(d_gates, tokens, sizes, table_rows, c.dtype), None, None, None, d_weight
 
 
@@ -220,44 +233,43 @@ class GRUSweep(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
         table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
-        step = of_device(gru_step, gru_step_in_place, table, weight, compiled)
-        H, low = weight.shape[1], weight.to(table.dtype)
-        gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
-        product, recurrent, h_before = table.new_zeros(sizes[0], 3 * H), transposed(low), None
-        state = weight.new_zeros(sizes[0], H)
-        each = tokens_of(sizes, tokens), gates.split(sizes), gate_by_gate(gates, sizes), h.split(sizes)
-        for t, (now, rows, columns, h_now) in enumerate(zip(*each)):
-            p = product[: len(rows)]
+        step = choose_step(gru_step, gru_step_in_place, table, weight, compiled)
+        N, B, H, low = sum(sizes), sizes[0], weight.shape[1], weight.to(table.dtype)
+        memory, h = table.new_empty(N + B, 4 * H), table.new_empty(N, H)
+        product, recurrent, state = table.new_zeros(B, 3 * H), transposed(low), weight.new_zeros(B, H)
+        gates = memory[:N]
+        rows_of, columns_of = gates.split(sizes), split_columns(gates, sizes)
+        tokens_of, h_of = split_tokens(tokens, sizes), h.split(sizes)
+        for t, n in enumerate(sizes):
             if t:
-                torch.mm(h_before[: len(rows)], recurrent, out=p)
-            step(p, bias, clock[t], table, now, state[: len(rows)], rows, columns, h_now)
-            h_before = h_now
-        ctx.save_for_backward(gates, h, tokens, low)
+                torch.mm(h_of[t - 1][:n], recurrent, out=product[:n])
+            inputs = product[:n], bias, clock[t], table, tokens_of[t], state[:n]
+            step(*inputs, rows_of[t], columns_of[t], h_of[t])
+        ctx.save_for_backward(memory, h, tokens, low)
         ctx.plain = sizes, compiled, len(table), bias.dtype
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        (gates, h, tokens, low), (sizes, compiled, table_rows, dtype) = ctx.saved_tensors, ctx.plain
+        (memory, h, tokens, low), (sizes, compiled, table_rows, dtype) = ctx.saved_tensors, ctx.plain
         h = h.detach()  # as `start`: else it compiles twice
-        H, d_gates = h.shape[1], torch.empty_like(gates)
-        start, d_h = (torch.zeros_like(h[: sizes[0]]) for _ in range(2))
+        N, B, H = len(h), sizes[0], h.shape[1]
+        gates, d_gates = memory[:N], room_for_gradients(memory, sizes, compiled)
+        start, d_h = torch.zeros_like(h[:B]), torch.zeros_like(h[:B])
         d_state, low = torch.zeros_like(start, dtype=dtype), low.roll(H, 0)  # candidate first, as in d_gates
-        step = of_device(gru_step_back, gru_step_back_in_place, gates, d_state, compiled)
-        each = (
-            gates.split(sizes),
-            gate_by_gate(gates, sizes),
-            [start, *h.split(sizes)[:-1]],
-            d_out.split(sizes),
-        )
-        d_each = d_gates.split(sizes), gate_by_gate(d_gates, sizes), d_gates[:, : 3 * H].split(sizes)
-        for rows, columns, h_before, d, d_rows, d_columns, d_product in reversed(list(zip(*each, *d_each))):
-            n = len(rows)
-            step(rows, columns, h_before[:n], d, d_h[:n], d_state[:n], d_rows, d_columns)
-            if h_before is not start:
-                torch.mm(d_product, low, out=d_h[:n])
-        d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
+        step = choose_step(gru_step_back, gru_step_back_in_place, gates, d_state, compiled)
+        rows_of, columns_of = gates.split(sizes), split_columns(gates, sizes)
+        d_rows_of, d_columns_of = d_gates.split(sizes), split_columns(d_gates, sizes)
+        h_of, d_out_of = h.split(sizes), d_out.split(sizes)
+        d_product_of = d_gates[:, : 3 * H].split(sizes)
+        for t in reversed(range(len(sizes))):
+            n, h_before = sizes[t], h_of[t - 1] if t else start
+            gradients = d_out_of[t], d_h[:n], d_state[:n], d_rows_of[t], d_columns_of[t]
+            step(rows_of[t], columns_of[t], h_before[:n], *gradients)
+            if t:
+                torch.mm(d_product_of[t], low, out=d_h[:n])
+        d_weight = d_gates[B:, : 3 * H].T @ one_step_earlier(h, sizes)
         d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, dtype)
         return *d_inputs, None, None, None, d_weight.roll(-H, 0).to(dtype), d_gates[:, :H].sum(0).to(dtype)
 
