@@ -70,7 +70,8 @@ def choose_engine(args, device):
         name = "torch" if not known or (not cuda and args.model == "lstm" and args.hidden <= 64) else "fast"
     compiled = cuda and name == "fast" and graphs.compiles()
     precision = args.precision or ("tf32" if cuda else "fp32")
-    onednn = not cuda and "AMD" in device_name(device) and graphs.onednn_is_exact()
+    large = args.hidden >= 128  # small products are sooner done by MKL
+    onednn = not cuda and large and "AMD" in device_name(device) and graphs.onednn_is_exact()
     return Engine(name, compiled, precision, cuda and not args.no_graph, args.deterministic, onednn)
 
 
