@@ -11,6 +11,7 @@ The paper's sentence, which Fig. 2 tests: with the clock, --pe sin, a GRU, an LS
 larger vocabulary". The model is Model in common.py, the training loop is `loop` in suite/trial.py.
 """
 
+import functools
 import math
 from collections import defaultdict
 
@@ -23,16 +24,33 @@ import common
 from common import Episode, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
 from suite import run
 from suite.task import BOTH, BOTH_METRICS, SEEDS, SMOKE, WITH_CONSTANT, WITH_DUP, Flag, Task, cross
-from suite.verdicts import better, controls, gain, higher, higher_in_pairs, name_of, no_gain, with_article
+from suite.verdicts import (
+    better,
+    controls,
+    crossing,
+    each_seed,
+    gain,
+    higher,
+    higher_in_pairs,
+    name_of,
+    no_gain,
+    with_article,
+)
 
 FRESH = range(5, 11)  # seeds that nothing had seen when desk's fig2 was laid down
 DESK_S4D = dict(model="s4d", iterations=10_000, lr=1e-2)
+
+
+def fig2_at_desk(seeds):
+    rows = cross(model="gru", pe=WITH_CONSTANT, vocab=[4, 8, 16, 32], length=32, seed=seeds)
+    rows += cross(model="lstm", pe=WITH_CONSTANT, vocab=[16, 32, 64, 256], length=32, seed=seeds)
+    return rows + cross(**DESK_S4D, pe=WITH_CONSTANT, vocab=[16, 32, 64, 256], length=32, seed=seeds)
+
+
 FIG2 = {  # vocab is K, length is L, where it is not the scale's
     "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256], seed=SEEDS)
     + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)], seed=SEEDS),
-    "desk": cross(model="gru", pe=WITH_CONSTANT, vocab=[4, 8, 16, 32], length=32, seed=FRESH)
-    + cross(model="lstm", pe=WITH_CONSTANT, vocab=[16, 32, 64, 256], length=32, seed=FRESH)
-    + cross(**DESK_S4D, pe=WITH_CONSTANT, vocab=[16, 32, 64, 256], length=32, seed=FRESH),
+    "desk": fig2_at_desk(FRESH),
     "quick": cross(model="gru", pe=["none", "constant", "dup", "sin"], vocab=[8, 16], seed=range(3)),
     "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
@@ -187,21 +205,29 @@ class DualFrequency(Reverse):
 
 
 # -- Figures: what is told of their trials, and verdicts
-def crossing(vocabs, accuracies):
-    """log2 of the K at which accuracy falls to 95%: the first time, from the smallest K on, along a straight
-    line between neighbours. If the smallest K is below, it is that K; if none is, the largest."""
-    below = next((i for i, x in enumerate(accuracies) if x < 0.95), len(vocabs) - 1)
-    at = [below, max(0, below - 1)]
-    return np.interp(0.95, [accuracies[i] for i in at], [np.log2(vocabs[i]) for i in at])
+def crossings(runs, level=0.95, **where):
+    """log2 of the K at which accuracy falls to a level, of each seed that has all vocabularies."""
+    places = np.log2(sorted(runs.all("vocab", **where)))
+    return [crossing(places, heights, level) for heights in each_seed(runs, "vocab", **where).values()]
 
 
-def crossings(runs, **where):
-    """The crossing of each seed that has all vocabularies."""
-    vocabs, found = sorted(runs.all("vocab", **where)), []
-    for seed in runs.all("seed", **where):
-        accuracies = [x for k in vocabs for x in runs.values(**where, vocab=k, seed=seed)]
-        found += [crossing(vocabs, accuracies)] if len(accuracies) == len(vocabs) else []
+def areas(runs, **where):
+    """The area under accuracy over log2 K, of each seed that has all vocabularies.
+
+    Neighbours are joined by straight lines. It is divided by the range of log2 K: all right is 1.
+    """
+    places = np.log2(sorted(runs.all("vocab", **where)))
+    widths, found = np.diff(places), []
+    for heights in each_seed(runs, "vocab", **where).values():
+        means = (np.array(heights[1:]) + heights[:-1]) / 2
+        found.append(widths @ means / widths.sum())
     return found
+
+
+def clock_raises(runs, text, measure, model, primary=""):
+    """Is a measure, of which each seed has one number, higher with the clock than with every control?"""
+    found = {pe: measure(runs, model=model, pe=pe) for pe in ("sin", *controls(runs))}
+    return better(text, found.pop("sin"), found, primary)
 
 
 def in_words(runs):
@@ -216,29 +242,51 @@ def in_words(runs):
             yield f"At K = {vocab} the clock {did} from {less:.2f} to {more:.2f}{few}."
 
 
-def handled(runs):
+def handled(runs, level=0.95):
     """The vocabulary that each model handles."""
     for model in runs.all("model"):
         vocabs = sorted(runs.all("vocab", model=model))
-        found = {pe: crossings(runs, model=model, pe=pe) for pe in runs.all("pe", model=model)}
+        found = {pe: crossings(runs, level, model=model, pe=pe) for pe in runs.all("pe", model=model)}
         seeds = [at for each in found.values() for at in each]
         ends = sum(at in np.log2([vocabs[0], vocabs[-1]]) for at in seeds)
         if len(vocabs) > 2 and seeds:
             means = ", ".join(f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at)
             of = f"{ends} of {len(seeds)} seeds at an end"
-            yield f"The accuracy of {with_article(model)} falls to 95% at K = {means}; {of}."
+            yield f"The accuracy of {with_article(model)} falls to {level:.0%} at K = {means}; {of}."
+
+
+def handled_and_intervals(runs):
+    """The same at 80% too, with what the clock adds."""
+    for level in (0.95, 0.8):
+        yield from handled(runs, level)
+        measure = functools.partial(crossings, level=level)
+        for model in runs.all("model"):
+            added = clock_raises(runs, "", measure, model).numbers
+            if added:
+                of = f"the K at {level:.0%} of {with_article(model)}"
+                yield f"What the clock adds to log2 of {of}: {added}."
 
 
 @Reverse.figure("fig2", "Reverse ordering", FIG2, metrics=BOTH_METRICS, notes=(in_words, handled))
-def fig2(runs, primary=True):
+def fig2(runs, primary="title"):
     for model in runs.all("model"):
         vocabs, name = runs.all("vocab", model=model), with_article(model)
         text = f"The clock helps {name} at K = {max(vocabs)}, the largest."
         yield gain(runs, text, primary=primary, model=model, vocab=max(vocabs))
         if len(vocabs) > 2:  # two vocabularies are too far apart for a line between them
-            found = {pe: crossings(runs, model=model, pe=pe) for pe in ("sin", *controls(runs))}
             text = f"The clock raises the vocabulary that {name} handles (log2 K at 95% accuracy)."
-            yield better(text, found.pop("sin"), found, primary)
+            yield clock_raises(runs, text, crossings, model, primary)
+
+
+FIG2_MORE = {"desk": fig2_at_desk(range(11, 14))}
+WITH_INTERVALS = dict(metrics=BOTH_METRICS, notes=(handled_and_intervals,))
+
+
+@Reverse.figure("fig2-more", "Reverse ordering, seeds 11 to 13", FIG2_MORE, **WITH_INTERVALS)
+def fig2_more(runs):
+    for model in runs.all("model"):
+        text = f"The clock raises the area under the accuracy of {with_article(model)} over log2 K."
+        yield clock_raises(runs, text, areas, model, primary="end")
 
 
 SHORT = cross(model="gru", pe=WITH_CONSTANT, vocab=[16, 64, 256], seed=SEEDS)
@@ -257,7 +305,7 @@ TOLD = dict(metrics=BOTH_METRICS, notes=(handled,))
 @Reverse.figure("fig2-short", "Reverse ordering, L = 16", {"desk": SHORT}, **TOLD)
 def explored(runs):
     """The same questions, asked after such trials had been seen."""
-    return fig2(runs, primary=False)
+    return fig2(runs, primary="")
 
 
 # Fig. 3: what hurts is Rare disturbants, not Rare targets
@@ -399,6 +447,7 @@ def section_4_1(runs):
 
 beyond.add_to(Reverse, "Reverse ordering", dict(model="gru", vocab=16, length=32, **SMALL, iterations=2000))
 beyond.mamba(Reverse)
+beyond.end_of_training(Reverse)
 
 if __name__ == "__main__":
     raise SystemExit(run.main(Reverse))
