@@ -312,6 +312,7 @@ def explored(runs):
 KINDS = "frequent", "rare"
 CONDITIONS = [f"{target}/{disturbants}" for target in KINDS for disturbants in KINDS]
 AMONG_FREQUENT, AMONG_RARE = ("frequent/frequent", "rare/frequent"), ("frequent/rare", "rare/rare")
+WORST = {"lstm": (0, "first"), "s4d": (1, "second")}  # the quarter of positions that the paper names
 DESK_DUAL = dict(dual_freq=True, held_out=4096, iterations=20_000, snapshot_every=2000)
 S4D_DUAL = dict(dual_freq=True, held_out=4096, iterations=4000, length=8, hidden=64, embed=64, lr=1e-2)
 FIG3 = {
@@ -328,6 +329,11 @@ FIG3_FRESH = {"desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK_DU
 
 def retrieval(*conditions):
     return lambda run: np.mean([run.metrics["by_condition"][c] for c in conditions])
+
+
+def by_quarter(run, condition):
+    """The accuracy in each quarter of the target's positions; the first quarter is read first."""
+    return np.reshape(run.metrics["by_condition"][condition], (4, -1)).mean(axis=1)
 
 
 def by_position(run):
@@ -352,6 +358,23 @@ def fig3(runs):
         yield higher_in_pairs(text, frequent, rare)
         text = f"The clock helps {name} among Rare disturbants."
         yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
+        yield from judge_targets(runs, model)
+
+
+def judge_targets(runs, model):
+    """What the paper says of each kind of target, and of positions."""
+    name, late = with_article(model), "(asked after the data were seen)"
+    for kind in KINDS:
+        text = f"The clock helps {name} answer {kind.capitalize()} targets among Rare disturbants {late}."
+        yield gain(runs, text, retrieval(f"{kind}/rare"), model=model)
+    if model in WORST:
+        worst, ordinal = WORST[model]
+        none = [by_quarter(run, "frequent/rare") for run in runs.where(model=model, pe="none")]
+        there = [quarters[worst] for quarters in none]
+        elsewhere = [np.delete(quarters, worst).mean() for quarters in none]
+        text = f"Among Rare disturbants {name} without a clock answers Frequent targets"
+        text += f" worse in the {ordinal} quarter of positions than elsewhere {late}."
+        yield higher_in_pairs(text, elsewhere, there)
 
 
 # Figs. 11 to 14 and section 4.1; where lengths vary, desk's are 16 to 32, of a smaller model

@@ -934,6 +934,17 @@ def test_what_the_clock_is_worth_in_training():
         assert f"{2**wanted:.2f} [" in line and f"; {at_an_end} of 3 seeds at an end" in line
 
 
+def test_verdicts_on_targets_and_positions_by_hand():
+    """Of Frequent targets among Rare disturbants positions 1 and 2 of 8 are .30 below the others, +-.01."""
+    rows, found = [{"model": "lstm", "pe": "none", "seed": seed} for seed in range(3)], []
+    for row, lost in zip(rows, (0.29, 0.30, 0.31)):
+        accuracies = dict.fromkeys(reverse.CONDITIONS, [0.9] * 8)
+        accuracies["frequent/rare"] = [0.9 - lost, 0.9 - lost, *[0.9] * 6]
+        found.append(verdicts.Run(row, {"by_condition": accuracies}, {}, None))
+    *_, judged = reverse.judge_targets(verdicts.Runs(found, rows), "lstm")
+    assert judged.word == "yes" and judged.numbers == "+0.300 [+0.275, +0.325], n = 3"
+
+
 # -- report.py, RESULTS.md, README.md, the house
 def reports(words):
     with mock.patch.object(pictures, "CAN_DRAW", False):
