@@ -235,7 +235,7 @@ def features(model, batch, engine):
         packed = nn.utils.rnn.PackedSequence(x, batch.sizes)
         found = layer.forward(model.layer, packed)[0].data
     else:
-        embedded, pieces = fast.occurring(model, batch.inputs)
+        embedded, pieces = fast.used_embeddings(model, batch.inputs)
         table, clock = fast.input_products(model, embedded, len(batch.sizes))
         sweep, sizes = fast.SWEEPS[type(model.layer)], batch.sizes.tolist()
         found = sweep(model.layer, table, clock, pieces, sizes, engine.compiled)

@@ -78,12 +78,12 @@ def load(task, name, scale, out, words=()):
 
 
 def figures_at(scale):
-    return [(task, *one) for task in TASKS for one in task.figures.items() if scale in one[1].grids]
+    return [(task, *one) for task in TASKS for one in task.figures.items() if one[1].grids.get(scale)]
 
 
 @functools.cache
 def verdicts_at(scale, out):
-    """{(task, figure): [Verdict]} of all scripts, the primary ones corrected as one family (Holm).
+    """{(task, figure): [Verdict]} of all scripts, each family of primary ones corrected (Holm).
 
     A primary claim is judged when all trials of its figure are done.
     """
@@ -92,7 +92,7 @@ def verdicts_at(scale, out):
         _, runs = load(task, name, scale, out)
         verdicts = list(figure.verdicts(runs))
         if len(runs) < len(runs.rows):
-            verdicts = [Verdict(one.text, primary=True) if one.primary else one for one in verdicts]
+            verdicts = [Verdict(one.text, primary=one.primary) if one.primary else one for one in verdicts]
         found[task.name, name] = verdicts
     corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
@@ -136,7 +136,9 @@ def sentence(verdict):
     """A verdict in one line."""
     p = f", p {'< .001' if verdict.p < 0.001 else f'= {verdict.p:.3f}'}" if verdict.numbers else ""
     primary = " (primary, p corrected)" if verdict.primary else ""
-    return f"{verdict.word}{primary}: {verdict.text} {verdict.numbers}{p}".rstrip()
+    reading = verdict.readings[0 if verdict.word == "yes" else 1]
+    read = f"; read as: {reading}" if reading else ""
+    return f"{verdict.word}{primary}: {verdict.text} {verdict.numbers}{p}{read}".rstrip()
 
 
 def made_by(runs):
@@ -157,7 +159,7 @@ def judged(task, name, scale, out, trials, runs):
     if {one.parent for one in these} != {one.parent for one in grid}:
         return []
     if task not in TASKS or these != grid:
-        return [one._replace(primary=False) for one in task.figures[name].verdicts(runs)]
+        return [one._replace(primary="") for one in task.figures[name].verdicts(runs)]
     return verdicts_at(scale, out)[task.name, name] if scale != "quick" else []  # quick is a first look
 
 

@@ -11,6 +11,7 @@ The paper's sentence, which Fig. 2 tests: with the clock, --pe sin, a GRU, an LS
 larger vocabulary". The model is Model in common.py, the training loop is `loop` in suite/training.py.
 """
 
+import functools
 import math
 from collections import defaultdict
 
@@ -23,16 +24,33 @@ import common
 from common import Episode, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
 from suite import cli
 from suite.task import BOTH, BOTH_METRICS, SEEDS, SMOKE, WITH_CONSTANT, WITH_DUP, Flag, Task, cross
-from suite.verdicts import better, controls, gain, higher, higher_in_pairs, name_of, no_gain, with_article
+from suite.verdicts import (
+    better,
+    controls,
+    crossing,
+    each_seed,
+    gain,
+    higher,
+    higher_in_pairs,
+    name_of,
+    no_gain,
+    with_article,
+)
 
 FRESH = range(5, 11)  # seeds that nothing had seen when desk's fig2 was laid down
 DESK_S4D = dict(model="s4d", iterations=10_000, lr=1e-2)
+
+
+def fig2_at_desk(seeds):
+    rows = cross(model="gru", pe=WITH_CONSTANT, vocab=[4, 8, 16, 32], length=32, seed=seeds)
+    rows += cross(model="lstm", pe=WITH_CONSTANT, vocab=[16, 32, 64, 256], length=32, seed=seeds)
+    return rows + cross(**DESK_S4D, pe=WITH_CONSTANT, vocab=[16, 32, 64, 256], length=32, seed=seeds)
+
+
 FIG2 = {  # vocab is K, length is L, where it is not the scale's
     "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256], seed=SEEDS)
     + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)], seed=SEEDS),
-    "desk": cross(model="gru", pe=WITH_CONSTANT, vocab=[4, 8, 16, 32], length=32, seed=FRESH)
-    + cross(model="lstm", pe=WITH_CONSTANT, vocab=[16, 32, 64, 256], length=32, seed=FRESH)
-    + cross(**DESK_S4D, pe=WITH_CONSTANT, vocab=[16, 32, 64, 256], length=32, seed=FRESH),
+    "desk": fig2_at_desk(FRESH),
     "quick": cross(model="gru", pe=["none", "constant", "dup", "sin"], vocab=[8, 16], seed=range(3)),
     "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
@@ -187,21 +205,29 @@ class DualFrequency(Reverse):
 
 
 # -- Figures: what is told of their trials, and verdicts
-def crossing(vocabs, accuracies):
-    """log2 of the K at which accuracy falls to 95%: the first time, from the smallest K on, along a straight
-    line between neighbours. If the smallest K is below, it is that K; if none is, the largest."""
-    below = next((i for i, x in enumerate(accuracies) if x < 0.95), len(vocabs) - 1)
-    at = [below, max(0, below - 1)]
-    return np.interp(0.95, [accuracies[i] for i in at], [np.log2(vocabs[i]) for i in at])
+def crossings(runs, level=0.95, **where):
+    """log2 of the K at which accuracy falls to a level, of each seed that has all vocabularies."""
+    places = np.log2(sorted(runs.levels("vocab", **where)))
+    return [crossing(places, heights, level) for heights in each_seed(runs, "vocab", **where).values()]
 
 
-def crossings(runs, **where):
-    """The crossing of each seed that has all vocabularies."""
-    vocabs, found = sorted(runs.levels("vocab", **where)), []
-    for seed in runs.levels("seed", **where):
-        accuracies = [x for k in vocabs for x in runs.values(**where, vocab=k, seed=seed)]
-        found += [crossing(vocabs, accuracies)] if len(accuracies) == len(vocabs) else []
+def areas(runs, **where):
+    """The area under accuracy over log2 K, of each seed that has all vocabularies.
+
+    Neighbours are joined by straight lines. It is divided by the range of log2 K: all right is 1.
+    """
+    places = np.log2(sorted(runs.levels("vocab", **where)))
+    widths, found = np.diff(places), []
+    for heights in each_seed(runs, "vocab", **where).values():
+        means = (np.array(heights[1:]) + heights[:-1]) / 2
+        found.append(widths @ means / widths.sum())
     return found
+
+
+def clock_raises(runs, text, measure, model, primary=""):
+    """Is a measure, of which each seed has one number, higher with the clock than with every control?"""
+    found = {pe: measure(runs, model=model, pe=pe) for pe in ("sin", *controls(runs))}
+    return better(text, found.pop("sin"), found, primary)
 
 
 def gain_sentences(runs):
@@ -216,29 +242,51 @@ def gain_sentences(runs):
             yield f"At K = {vocab} the clock {did} from {less:.2f} to {more:.2f}{few}."
 
 
-def vocabulary_sentences(runs):
+def vocabulary_sentences(runs, level=0.95):
     """The vocabulary that each model handles."""
     for model in runs.levels("model"):
         vocabs = sorted(runs.levels("vocab", model=model))
-        found = {pe: crossings(runs, model=model, pe=pe) for pe in runs.levels("pe", model=model)}
+        found = {pe: crossings(runs, level, model=model, pe=pe) for pe in runs.levels("pe", model=model)}
         seeds = [at for each in found.values() for at in each]
         ends = sum(at in np.log2([vocabs[0], vocabs[-1]]) for at in seeds)
         if len(vocabs) > 2 and seeds:
             means = ", ".join(f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at)
             of = f"{ends} of {len(seeds)} seeds at an end"
-            yield f"The accuracy of {with_article(model)} falls to 95% at K = {means}; {of}."
+            yield f"The accuracy of {with_article(model)} falls to {level:.0%} at K = {means}; {of}."
+
+
+def handled_and_intervals(runs):
+    """The same at 80% too, with what the clock adds."""
+    for level in (0.95, 0.8):
+        yield from vocabulary_sentences(runs, level)
+        measure = functools.partial(crossings, level=level)
+        for model in runs.levels("model"):
+            added = clock_raises(runs, "", measure, model).numbers
+            if added:
+                of = f"the K at {level:.0%} of {with_article(model)}"
+                yield f"What the clock adds to log2 of {of}: {added}."
 
 
 @Reverse.figure("fig2", "Reverse ordering", FIG2, metrics=BOTH_METRICS, notes=(gain_sentences, vocabulary_sentences))
-def fig2(runs, primary=True):
+def fig2(runs, primary="title"):
     for model in runs.levels("model"):
         vocabs, name = runs.levels("vocab", model=model), with_article(model)
         text = f"The clock helps {name} at K = {max(vocabs)}, the largest."
         yield gain(runs, text, primary=primary, model=model, vocab=max(vocabs))
         if len(vocabs) > 2:  # two vocabularies are too far apart for a line between them
-            found = {pe: crossings(runs, model=model, pe=pe) for pe in ("sin", *controls(runs))}
             text = f"The clock raises the vocabulary that {name} handles (log2 K at 95% accuracy)."
-            yield better(text, found.pop("sin"), found, primary)
+            yield clock_raises(runs, text, crossings, model, primary)
+
+
+FIG2_MORE = {"desk": fig2_at_desk(range(11, 14))}
+WITH_INTERVALS = dict(metrics=BOTH_METRICS, notes=(handled_and_intervals,))
+
+
+@Reverse.figure("fig2-more", "Reverse ordering, seeds 11 to 13", FIG2_MORE, **WITH_INTERVALS)
+def fig2_more(runs):
+    for model in runs.levels("model"):
+        text = f"The clock raises the area under the accuracy of {with_article(model)} over log2 K."
+        yield clock_raises(runs, text, areas, model, primary="end")
 
 
 SHORT = cross(model="gru", pe=WITH_CONSTANT, vocab=[16, 64, 256], seed=SEEDS)
@@ -257,13 +305,14 @@ TOLD = dict(metrics=BOTH_METRICS, notes=(vocabulary_sentences,))
 @Reverse.figure("fig2-short", "Reverse ordering, L = 16", {"desk": SHORT}, **TOLD)
 def fig2_exploratory(runs):
     """The same questions, asked after such trials had been seen."""
-    return fig2(runs, primary=False)
+    return fig2(runs, primary="")
 
 
 # Fig. 3: what hurts is Rare disturbants, not Rare targets
 KINDS = "frequent", "rare"
 CONDITIONS = [f"{target}/{disturbants}" for target in KINDS for disturbants in KINDS]
 AMONG_FREQUENT, AMONG_RARE = ("frequent/frequent", "rare/frequent"), ("frequent/rare", "rare/rare")
+WORST = {"lstm": (0, "first"), "s4d": (1, "second")}  # the quarter of positions that the paper names
 DESK_DUAL = dict(dual_freq=True, held_out=4096, iterations=20_000, snapshot_every=2000)
 S4D_DUAL = dict(dual_freq=True, held_out=4096, iterations=4000, length=8, hidden=64, embed=64, lr=1e-2)
 FIG3 = {
@@ -280,6 +329,11 @@ FIG3_FRESH = {"desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK_DU
 
 def retrieval(*conditions):
     return lambda result: np.mean([result.metrics["by_condition"][c] for c in conditions])
+
+
+def by_quarter(result, condition):
+    """The accuracy in each quarter of the target's positions; the first quarter is read first."""
+    return np.reshape(result.metrics["by_condition"][condition], (4, -1)).mean(axis=1)
 
 
 def by_position(result):
@@ -304,6 +358,23 @@ def fig3(runs):
         yield higher_in_pairs(text, frequent, rare)
         text = f"The clock helps {name} among Rare disturbants."
         yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
+        yield from judge_targets(runs, model)
+
+
+def judge_targets(runs, model):
+    """What the paper says of each kind of target, and of positions."""
+    name, late = with_article(model), "(asked after the data were seen)"
+    for kind in KINDS:
+        text = f"The clock helps {name} answer {kind.capitalize()} targets among Rare disturbants {late}."
+        yield gain(runs, text, retrieval(f"{kind}/rare"), model=model)
+    if model in WORST:
+        worst, ordinal = WORST[model]
+        none = [by_quarter(result, "frequent/rare") for result in runs.where(model=model, pe="none")]
+        there = [quarters[worst] for quarters in none]
+        elsewhere = [np.delete(quarters, worst).mean() for quarters in none]
+        text = f"Among Rare disturbants {name} without a clock answers Frequent targets"
+        text += f" worse in the {ordinal} quarter of positions than elsewhere {late}."
+        yield higher_in_pairs(text, elsewhere, there)
 
 
 # Figs. 11 to 14 and section 4.1; where lengths vary, desk's are 16 to 32, of a smaller model
@@ -399,6 +470,7 @@ def section_4_1(runs):
 
 beyond.add_to(Reverse, "Reverse ordering", dict(model="gru", vocab=16, length=32, **SMALL, iterations=2000))
 beyond.mamba(Reverse)
+beyond.end_of_training(Reverse)
 
 if __name__ == "__main__":
     raise SystemExit(cli.main(Reverse))

@@ -241,7 +241,7 @@ def fig5(runs):
 @Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", Reverse.figures["fig3-fresh"].grids, **FIG5)
 def fig5_fresh(runs):
     text = "Among Rare disturbants an LSTM's gradients are more stable with the clock than with none"
-    yield gain(runs, f"{text} and with constant, at the last snapshot.", RARE, primary=True)
+    yield gain(runs, f"{text} and with constant, at the last snapshot.", RARE, primary="title")
     yield higher(f"{text} (the paper's contrast).", runs.values(RARE, pe="sin"), runs.values(RARE, pe="none"))
 
 

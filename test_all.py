@@ -35,6 +35,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import beyond
 import common
 import lm_shakespeare
 import lm_wikitext
@@ -530,7 +531,7 @@ def test_engines_agree():
 
 
 def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
-    patches = [mock.patch.object(sweeps, "of_device", lambda step, *_: step)]  # the twins for CUDA
+    patches = [mock.patch.object(sweeps, "choose_step", lambda step, *_: step)]  # the twins for CUDA
     patches += [mock.patch.object(fast, "CHUNK", chunk) for chunk in (7, 50)]  # of rows
     for kind, patch, flags in itertools.product(PAPERS, patches, ("--min-length 3", "--pe learned", "")):
         with patch:
@@ -832,8 +833,9 @@ def test_statistics_are_the_textbooks():
     b = [27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8, 22.0, 24.8, 20.2, 21.9, 22.1, 22.9, 20.5, 24.4]
     d = verdicts.difference([a], [b])
     assert [round(x, 3) for x in (d.value / d.error, d.freedom, 2 * d.below())] == [-2.455, 24.989, 0.021]
-    primary = [verdicts.Verdict("", "", p, 1.0, primary=p > 0.005) for p in (0.02, 0.01, 0.04, 0.001)]
-    primary.append(verdicts.Verdict("", primary=True))  # it has not run, and counts
+    primary = [verdicts.Verdict("", "", p, primary="a") for p in (0.02, 0.01, 0.04)]
+    primary.append(verdicts.Verdict("", "", 0.001))
+    primary.append(verdicts.Verdict("", primary="a"))  # it has not run, and counts
     close([one.p_yes for one in verdicts.holm(primary)[:4]], [0.06, 0.04, 0.08, 0.001], 1e-9)
     values = np.random.default_rng(7).normal(size=200)  # the paper's bootstrap, where a normal one is as good
     normal = values.mean() + 1.96 * values.std() / math.sqrt(200) * np.array([-1, 1])
@@ -846,6 +848,19 @@ def made_up(cells):
     values = [value for _, each in cells for value in each]
     found = [verdicts.Result(row, {"token_accuracy": x}, {}, None) for row, x in zip(rows, values)]
     return verdicts.Results(found, rows)
+
+
+def test_each_family_is_corrected_by_itself():
+    """Holm's p of a claim: the largest of (how many are not smaller) x p over its p and all smaller ones."""
+    families = ["a", "b", "a", "b", "b", "a", "b", "a", "a"]
+    p = np.random.default_rng(3).random(len(families)) / 4
+    claims = [verdicts.Verdict("", "", x, x / 2, primary) for x, primary in zip(p, families)]
+    for claim, corrected in zip(claims, verdicts.holm(claims), strict=True):
+        together = [one.p_yes for one in claims if one.primary == claim.primary]
+        smaller = [x for x in together if x <= claim.p_yes]
+        wanted = max(x * sum(y >= x for y in together) for x in smaller)
+        close([corrected.p_yes], [min(1, wanted)], 1e-12)
+        close([corrected.p_no], [min(1, wanted / 2)], 1e-12)
 
 
 def test_verdicts():
@@ -874,6 +889,60 @@ def test_the_vocabulary_that_is_handled_by_hand():
     for accuracies, wanted in (((0.96, 1.0, 0.9), 3.5), ((1.0, 0.99, 0.96), 4.0), ((0.9, 0.99, 0.9), 2.0)):
         cells = [({"vocab": vocab, "pe": "sin"}, [x]) for vocab, x in zip((4, 8, 16), accuracies)]
         close(reverse.crossings(made_up(cells), pe="sin"), [wanted], 1e-9)
+    close(reverse.crossings(made_up(cells), 0.97, pe="sin"), [2.0], 1e-9)  # of the last accuracies
+    # The area under them: K = 4, 16, 32 are 2, 4 and 5 in log2
+    cells = [({"vocab": vocab, "pe": "sin"}, [x]) for vocab, x in ((16, 0.6), (4, 1.0), (32, 0.5))]
+    close(reverse.areas(made_up(cells), pe="sin"), [(2 * 0.8 + 1 * 0.55) / 3], 1e-9)
+
+
+def at_the_end(none, sin):
+    """Results of three seeds around {multiple of the training: the mean accuracy}."""
+    spread = np.array([-0.004, 0, 0.004])  # a seed's is the same everywhere, so that pairs have none
+    cells = []
+    for pe, means in (("none", none), ("sin", sin)):
+        for times, mean in means.items():
+            cells.append(({"model": "gru", "pe": pe, "iterations": 100 * times}, mean + spread))
+    return made_up(cells)
+
+
+def test_what_a_claim_at_the_end_of_training_means():
+    for before, none, sin, wanted in (
+        (0.799, 0.80, 0.90, ("the clock raises where training ends", "undecided")),
+        (0.780, 0.80, 0.90, ("still ahead after 8 times", "undecided")),
+        (0.780, 0.80, 0.81, ("still ahead after 8 times", "a speed-up alone")),
+        (0.780, 0.80, 0.79, ("still ahead after 8 times", "a speed-up alone")),
+        (0.780, 0.80, 0.77, ("still ahead after 8 times", "undecided")),
+        (0.960, 0.98, 0.99, ("left out", "left out")),
+    ):
+        runs = at_the_end({1: 0.5, 4: before, 8: none}, {1: 0.6, 4: 0.7, 8: sin})
+        for reading, words in zip(beyond.readings(runs), wanted, strict=True):
+            assert reading.startswith(words), (reading, words)
+        claim = verdicts.gain(runs, "", iterations=800)._replace(readings=("if yes", "if not"))
+        read = "if yes" if claim.word == "yes" else "if not"
+        assert report.sentence(claim).endswith(f"; read as: {read}")
+        assert (claim.word == "yes") == (sin > none)
+    assert beyond.readings(made_up([])) == ("", ""), "no trials, no reading"
+
+
+def test_what_the_clock_is_worth_in_training():
+    """Between 1 and 4 times .5 to .7, so that .6 is at 2 times, and between 4 and 8 times .7 to .8."""
+    for clock, wanted in ((0.6, 1.0), (0.75, 2.5), (0.45, 0.0), (0.85, 3.0)):
+        runs = at_the_end({1: 0.5, 4: 0.7, 8: 0.8}, {1: clock, 4: 0.9, 8: 0.9})
+        close(np.exp2(beyond.worths(runs)), [2**wanted] * 3, 1e-9)
+        (line,) = beyond.worth_in_training(runs)
+        at_an_end = 3 if wanted in (0, 3) else 0
+        assert f"{2**wanted:.2f} [" in line and f"; {at_an_end} of 3 seeds at an end" in line
+
+
+def test_verdicts_on_targets_and_positions_by_hand():
+    """Of Frequent targets among Rare disturbants positions 1 and 2 of 8 are .30 below the others, +-.01."""
+    rows, found = [{"model": "lstm", "pe": "none", "seed": seed} for seed in range(3)], []
+    for row, lost in zip(rows, (0.29, 0.30, 0.31)):
+        accuracies = dict.fromkeys(reverse.CONDITIONS, [0.9] * 8)
+        accuracies["frequent/rare"] = [0.9 - lost, 0.9 - lost, *[0.9] * 6]
+        found.append(verdicts.Result(row, {"by_condition": accuracies}, {}, None))
+    *_, judged = reverse.judge_targets(verdicts.Results(found, rows), "lstm")
+    assert judged.word == "yes" and judged.numbers == "+0.300 [+0.275, +0.325], n = 3"
 
 
 # -- report.py, RESULTS.md, README.md, the house
@@ -913,7 +982,7 @@ def test_a_figure_is_drawn():
 def test_every_committed_result_belongs_to_a_figure():
     committed = {path.relative_to(HERE).parent for path in HERE.glob("results/*/*/seed*/result.json")}
     for task in report.TASKS:
-        for figure in (name for name, one in task.figures.items() if "desk" in one.grids):
+        for figure in (name for name, one in task.figures.items() if one.grids.get("desk")):
             committed -= {one.folder for one in listed(task, figure, "desk", "--out", "results")}
     assert not committed, sorted(map(str, committed))
 
@@ -1183,7 +1252,7 @@ def test_packed_paragraphs_equal_padded_ones():
     rows = [torch.tensor(x[:33]) for x in PIECES]
     rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     targets, real = rows[:, 1:].clamp(min=0), rows[:, 1:] >= 0
-    known, as_on_cuda = targets[real] != 0, mock.patch.object(sweeps, "of_device", lambda step, *_: step)
+    known, as_on_cuda = targets[real] != 0, mock.patch.object(sweeps, "choose_step", lambda step, *_: step)
     cases = [*itertools.product(("gru", "lstm"), ("none", "dup", *TABLES)), ("lstm", "learned --combine add")]
     for kind, pe in cases:
         with workplace():

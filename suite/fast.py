@@ -23,84 +23,113 @@ def input_weights(layer):
     """The input's weight (G, E or 2E) and the bias (G,) of the same sum."""
     if isinstance(layer, common.S4D):
         return layer.project.weight, layer.project.bias
-    bias, H = layer.bias_hh_l0, layer.hidden_size
+    bias = layer.bias_hh_l0
+    H = layer.hidden_size
     if isinstance(layer, common.GRU):  # whose candidate has its own bias, inside the reset gate
         bias = F.pad(bias[:-H], (0, H))
     return layer.weight_ih_l0, layer.bias_ih_l0 + bias
 
 
+def powers(decay, turn, exponents):
+    """exp(dt A) to these powers, real and imaginary parts, (H, N/2, len(exponents)) each."""
+    size = (decay[..., None] * exponents).exp()
+    angle = turn[..., None] * exponents
+    return size * angle.cos(), size * angle.sin()
+
+
 def kernel_tables(log_dt, C, log_A_real, A_imag, time):
     """The two tables whose product is S4D's kernel, in real numbers: CUDA's compiler has no complex ones."""
-    dt, A_real, (C_real, C_imag) = log_dt.exp()[:, None], -log_A_real.exp(), C.unbind(-1)
+    dt = log_dt.exp()[:, None]
+    A_real = -log_A_real.exp()
     decay, turn = A_real * dt, A_imag * dt
-    x, y = decay.exp() * turn.cos() - 1, decay.exp() * turn.sin()  # exp(dt A) - 1
+
+    # C (exp(dt A) - 1) / A
+    x = decay.exp() * turn.cos() - 1
+    y = decay.exp() * turn.sin()
     square = A_real * A_real + A_imag * A_imag
-    x, y = (x * A_real + y * A_imag) / square, (y * A_real - x * A_imag) / square  # and divided by A
-    w_real, w_imag = C_real * x - C_imag * y, C_real * y + C_imag * x
+    x, y = (x * A_real + y * A_imag) / square, (y * A_real - x * A_imag) / square
+    C_real, C_imag = C.unbind(-1)
+    w_real = C_real * x - C_imag * y
+    w_imag = C_real * y + C_imag * x
+
+    # The kernel at l = S i + j: rows for i, columns for j
     stride = math.isqrt(time - 1) + 1
-    i, j = (torch.arange(n, device=dt.device) for n in (-(-time // stride), stride))
-    size, angle = (decay[..., None] * (stride * i)).exp(), turn[..., None] * (stride * i)
-    x, y = size * angle.cos(), size * angle.sin()  # exp(S i dt A)
-    rows = w_real[..., None] * x - w_imag[..., None] * y, -w_real[..., None] * y - w_imag[..., None] * x
-    size, angle = (decay[..., None] * j).exp(), turn[..., None] * j
-    return torch.cat(rows, 1), torch.cat([size * angle.cos(), size * angle.sin()], 1)
+    i = torch.arange(-(-time // stride), device=dt.device)
+    j = torch.arange(stride, device=dt.device)
+    x, y = powers(decay, turn, stride * i)
+    real = w_real[..., None] * x - w_imag[..., None] * y
+    minus_imag = -w_real[..., None] * y - w_imag[..., None] * x
+    columns = torch.cat(powers(decay, turn, j), 1)
+    return torch.cat([real, minus_imag], 1), columns
 
 
-def convolved(layer, table, clock, tokens, steps, compiled):
+def s4d_features(layer, table, clock, tokens, steps, compiled):
     """S4D; what is read after the tokens is the same in all rows."""
     start, stop = common.span(steps, len(clock))
-    own = F.embedding(tokens, table) + clock[: len(tokens), None]  # (R, B, H)
-    own, shared = own.permute(2, 0, 1), clock[len(tokens) :].T  # (H, R, B), (H, T - R)
-    tables = pointwise(kernel_tables, compiled)(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, stop)
-    response = F.pad(layer.kernel_of_tables(*tables, stop).flip(1), (0, stop - start - 1))
-    read = min(stop, own.shape[1])
+    n = len(tokens)
+    own = F.embedding(tokens, table) + clock[:n, None]  # (R, B, H)
+    own = own.permute(2, 0, 1)  # (H, R, B)
+    shared = clock[n:].T  # (H, T - R)
+    read = min(stop, n)
     alike = stop - read  # steps that read the same in all rows
-    toeplitz = response.unfold(1, read, 1)[:, : stop - start].contiguous()  # (H, M, R), the last answer first
-    y = toeplitz @ own[:, :read].contiguous()
+
+    parameters = layer.log_dt, layer.C, layer.log_A_real, layer.A_imag
+    tables = pointwise(kernel_tables, compiled)(*parameters, stop)
+    kernel = layer.kernel_of_tables(*tables, stop)
+    response = F.pad(kernel.flip(1), (0, stop - start - 1))
+    toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, R), the last answer first
+    y = toeplitz.contiguous() @ own[:, :read].contiguous()
     direct = own[:, start:stop]
     if alike:
         toeplitz = response[:, read:].unfold(1, alike, 1).contiguous()
         y = y + toeplitz @ shared[:, :alike, None]
-        repeated = shared[:, max(0, start - read) : alike, None].expand(-1, -1, own.shape[2])
-        direct = torch.cat([direct, repeated], 1)
+        repeated = shared[:, max(0, start - read) : alike, None]
+        direct = torch.cat([direct, repeated.expand(-1, -1, own.shape[2])], 1)
     return layer.emit(y.flip(1) + layer.D[:, None, None] * direct, steps)
 
 
 # -- The models
-def occurring(model, tokens):
+def used_embeddings(model, tokens):
     """Embeddings of the integers that occur and, last, the command's; tokens as their places there."""
     if tokens.device.type != "cpu":  # a GPU would be waited for: of all integers
         return model.embedding.weight, tokens
     used, places = tokens.unique(return_inverse=True)
-    return model.embedding(F.pad(used, (0, 1), value=model.embedding.num_embeddings - 1)), places
+    command = model.embedding.num_embeddings - 1
+    return model.embedding(F.pad(used, (0, 1), value=command)), places
 
 
 def input_products(model, embedded, time):
     """The input weights' products with embeddings (R, E) and with the steps -> (R, G), (time, G)."""
-    (weight, bias), vectors = input_weights(model.layer), model.encoding.vectors(time)
+    weight, bias = input_weights(model.layer)
+    vectors = model.encoding.vectors(time)
     E = embedded.shape[1]
     if vectors is None:  # every column meets the embedding, once or, of dup, twice
-        return F.linear(embedded, weight.unflatten(1, (-1, E)).sum(1)), bias.expand(time, -1)
-    return F.linear(embedded, weight[:, :E]), F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
+        columns = weight.unflatten(1, (-1, E)).sum(1)
+        return F.linear(embedded, columns), bias.expand(time, -1)
+    table = F.linear(embedded, weight[:, :E])
+    return table, F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
 
 
 def features(model, inputs, steps, commands=0, compiled=False):
     """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
-    layer, (rows, time) = model.layer, inputs.shape
-    embedded, tokens = occurring(model, inputs[:, : time - commands].T)  # tokens (T - commands, B)
+    layer = model.layer
+    rows, time = inputs.shape
+    embedded, tokens = used_embeddings(model, inputs[:, : time - commands].T)  # (T - commands, B)
     table, clock = input_products(model, embedded, time)
     if commands:
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
-        return convolved(layer, table, clock, tokens, steps, compiled)
-    h = SWEEPS[type(layer)](layer, table, clock, tokens.flatten(), [rows] * time, compiled)
+        return s4d_features(layer, table, clock, tokens, steps, compiled)
+    sweep = SWEEPS[type(layer)]
+    h = sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)
 
 
 def loss_and_accuracy(model, episode, compiled=False):
-    """Mean cross-entropy and share of right answers over an episode's answers."""
-    answered = features(model, episode.inputs, episode.steps, episode.commands, compiled).flatten(0, 1)
-    return cross_entropy(answered, model.readout, episode.targets.T.flatten(), episode.mean_weights(), compiled)
+    """Mean cross-entropy, and the part of an episode's answers that is right."""
+    answered = features(model, episode.inputs, episode.steps, episode.commands, compiled)
+    targets = episode.targets.T.flatten()
+    return cross_entropy(answered.flatten(0, 1), model.readout, targets, episode.mean_weights(), compiled)
 
 
 # -- Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together
@@ -109,27 +138,33 @@ CHUNK, CUDA_CHUNK = 2**25, 2**27  # logits that exist at a time
 
 def chunk_rows(weight):
     """How many rows of features meet the readout's weight at a time."""
-    return max(1, (CUDA_CHUNK if weight.is_cuda else CHUNK) // len(weight))
+    logits = CUDA_CHUNK if weight.is_cuda else CHUNK
+    return max(1, logits // len(weight))
 
 
-def score(logits, target, share):
-    """Loss and share of right answers of (n, K) logits, which become its gradient; target, share (n, 1)."""
+def score(logits, target, weights):
+    """Loss and accuracy of (n, K) logits, which become its gradient; target and weights (n, 1)."""
     top = logits.amax(1, keepdim=True)
-    total, own = (logits - top).exp().sum(1, keepdim=True), logits.gather(1, target)
+    total = (logits - top).exp().sum(1, keepdim=True)
+    own = logits.gather(1, target)
     columns = torch.arange(logits.shape[1], device=logits.device)
     answer = torch.where(logits == top, columns, len(columns)).amin(1, keepdim=True)  # the first, as argmax
-    loss, right = ((top - own + total.log()) * share).sum(), ((answer == target) * share).sum()
-    logits.copy_(((logits - top).exp() / total - (columns == target).to(logits.dtype)) * share)
+    loss = ((top - own + total.log()) * weights).sum()
+    right = ((answer == target) * weights).sum()
+    probabilities = (logits - top).exp() / total
+    logits.copy_((probabilities - (columns == target).to(logits.dtype)) * weights)
     return loss, right
 
 
-def score_by_operators(logits, target, share):
-    """As score, in place."""
+def score_in_place(logits, target, weights):
+    """As score, of few operators."""
     top, answer = logits.max(1, keepdim=True)
     own = logits.gather(1, target)
     total = logits.sub_(top).exp_().sum(1, keepdim=True)
-    loss, right = ((top - own + total.log()) * share).sum(), ((answer == target) * share).sum()
-    logits.mul_(share / total).scatter_add_(1, target, -share)
+    loss = ((top - own + total.log()) * weights).sum()
+    right = ((answer == target) * weights).sum()
+    logits.mul_(weights / total)
+    logits.scatter_(1, target, logits.gather(1, target) - weights)
     return loss, right
 
 
@@ -137,28 +172,37 @@ class CrossEntropy(torch.autograd.Function):
     """See `cross_entropy`; the gradients are computed with the loss, while a chunk's logits exist."""
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, share, compiled, gradients):
-        step = pointwise(score, compiled) if compiled or weight.is_cuda else score_by_operators
-        rows, low, low_bias = chunk_rows(weight), weight.to(features.dtype), bias.to(features.dtype)
-        loss, right = weight.new_zeros(()), weight.new_zeros(())
-        d_features, d_weight, d_bias = (torch.zeros_like(x) for x in (features, weight, bias))
+    def forward(ctx, features, weight, bias, targets, weights, compiled, gradients):
+        cuda = weight.is_cuda
+        step = pointwise(score, compiled) if compiled or cuda else score_in_place
+        low = weight.to(features.dtype)
+        low_bias = bias.to(features.dtype)
+        loss = weight.new_zeros(())
+        right = weight.new_zeros(())
+        d_features = torch.zeros_like(features)
+        d_weight = torch.zeros_like(weight)
+        d_bias = torch.zeros_like(bias)
+        rows = chunk_rows(weight)
         ones = weight.new_ones(min(rows, len(features)))
-        for part in (slice(n, n + rows) for n in range(0, len(features), rows)):
+        for start in range(0, len(features), rows):
+            part = slice(start, start + rows)
             logits = torch.addmm(low_bias, features[part], low.T).to(weight.dtype)  # (n, K)
-            part_loss, part_right = step(logits, targets[part, None], share[part, None].to(weight.dtype))
+            part_weights = weights[part, None].to(weight.dtype)
+            part_loss, part_right = step(logits, targets[part, None], part_weights)
             loss += part_loss
             right += part_right
-            if gradients:
-                d = logits.to(low.dtype)
-                torch.mm(d, low, out=d_features[part])
-                if d.is_cuda and d.dtype == d_weight.dtype:  # in one pass, where a CPU would round otherwise
-                    d_weight.addmm_(d.T, features[part])
-                else:
-                    d_weight += d.T @ features[part]
-                if d.is_cuda:
-                    d_bias.addmv_(logits.T, ones[: len(d)])
-                else:
-                    d_bias += d.sum(0)
+            if not gradients:
+                continue
+            d = logits.to(low.dtype)
+            torch.mm(d, low, out=d_features[part])
+            if cuda and d.dtype == d_weight.dtype:  # in one pass, where a CPU would round otherwise
+                d_weight.addmm_(d.T, features[part])
+            else:
+                d_weight += d.T @ features[part]
+            if cuda:
+                d_bias.addmv_(logits.T, ones[: len(d)])
+            else:
+                d_bias += d.sum(0)
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(right)
         return loss, right
@@ -166,14 +210,16 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
-        return *(d * d_loss.to(d.dtype) for d in ctx.saved_tensors), None, None, None, None
+        d_inputs = [d * d_loss.to(d.dtype) for d in ctx.saved_tensors]
+        return *d_inputs, None, None, None, None
 
 
-def cross_entropy(features, readout, targets, share=None, compiled=False):
-    """Mean cross-entropy of features (N, H) read out against targets (N,), and the share of right answers;
-    `share` (N,) weighs the rows and sums to one (None: all alike)."""
-    weight, bias = readout.weight, readout.bias
-    if share is None:
-        share = weight.new_full((1,), 1 / len(features)).expand(len(features))
+def cross_entropy(features, readout, targets, weights=None, compiled=False):
+    """Mean cross-entropy of features (N, H) read out against targets (N,), and the accuracy.
+
+    `weights` (N,) are the rows' own in these means, and sum to one; None: all alike.
+    """
+    if weights is None:
+        weights = readout.weight.new_full((1,), 1 / len(features)).expand(len(features))
     gradients = torch.is_grad_enabled()  # inside the function it never is
-    return CrossEntropy.apply(features, weight, bias, targets, share, compiled, gradients)
+    return CrossEntropy.apply(features, readout.weight, readout.bias, targets, weights, compiled, gradients)

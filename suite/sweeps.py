@@ -14,8 +14,6 @@ says how many each step has, never more than the one before; N is their sum. The
     c, h (N, H)    cell and output; what is carried from step to step is in the precision of the weights
 """
 
-import itertools
-
 import torch
 
 from suite.graphs import pointwise
@@ -27,22 +25,24 @@ def tanh(x):
     return 2 * (2 * x).sigmoid() - 1
 
 
-def read(clock, table, tokens):
+def gate_inputs(clock, table, tokens):
     return clock if tokens is None else clock + table[tokens]
 
 
-def write(columns, *parts):
+def store_gates(columns, *gates):
     """Gate by gate, so that a compiled step is one kernel of (n, H)."""
-    for column, part in zip(columns, parts, strict=True):
-        column.copy_(part)
+    for column, gate in zip(columns, gates, strict=True):
+        column.copy_(gate)
 
 
 def lstm_step(product, clock, table, tokens, c_before, rows, columns, c, h):
     """From the last h's product with the weights; writes the gates, c and h."""
-    i, f, g, o = (product + read(clock, table, tokens)).to(c.dtype).chunk(4, dim=1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), tanh(g), o.sigmoid()
+    sums = product + gate_inputs(clock, table, tokens)
+    i, f, g, o = sums.to(c.dtype).chunk(4, dim=1)
+    i, f, o = i.sigmoid(), f.sigmoid(), o.sigmoid()
+    g = tanh(g)
     new = f * c_before + i * g
-    write(columns, i, f, g, o)
+    store_gates(columns, i, f, g, o)
     c.copy_(new)
     h.copy_(o * tanh(new))
 
@@ -50,21 +50,27 @@ def lstm_step(product, clock, table, tokens, c_before, rows, columns, c, h):
 def lstm_step_back(rows, columns, c, c_before, d_out, d_h, d_cell, d_rows, d_columns):
     """From the gradients of the step's output and of the next step's state; carries `d_cell` back."""
     i, f, g, o = rows.to(d_cell.dtype).chunk(4, dim=1)
-    d_h, t = d_out + d_h, tanh(c)
+    d_h = d_out + d_h
+    t = tanh(c)
     d_c = d_cell + d_h * o * (1 - t * t)
-    d_i, d_f, d_g = d_c * g * i * (1 - i), d_c * c_before * f * (1 - f), d_c * i * (1 - g * g)
-    write(d_columns, d_i, d_f, d_g, d_h * t * o * (1 - o))
+    d_i = d_c * g * i * (1 - i)
+    d_f = d_c * c_before * f * (1 - f)
+    d_g = d_c * i * (1 - g * g)
+    d_o = d_h * t * o * (1 - o)
+    store_gates(d_columns, d_i, d_f, d_g, d_o)
     d_cell.copy_(d_c * f)
 
 
 def gru_step(product, bias, clock, table, tokens, state, rows, columns, h):
     """As lstm_step; q is what the reset gate multiplies, and `state` is carried on."""
-    x_r, x_z, x_n = read(clock, table, tokens).to(state.dtype).chunk(3, dim=-1)
+    x_r, x_z, x_n = gate_inputs(clock, table, tokens).to(state.dtype).chunk(3, dim=-1)
     p_r, p_z, p_n = product.to(state.dtype).chunk(3, dim=1)
-    r, z, q = (x_r + p_r).sigmoid(), (x_z + p_z).sigmoid(), p_n + bias
+    r = (x_r + p_r).sigmoid()
+    z = (x_z + p_z).sigmoid()
+    q = p_n + bias
     n = tanh(x_n + r * q)
     new = n + z * (state - n)
-    write(columns, q, r, z, n)
+    store_gates(columns, q, r, z, n)
     state.copy_(new)
     h.copy_(new)
 
@@ -74,16 +80,18 @@ def gru_step_back(rows, columns, h_before, d_out, d_h, d_state, d_rows, d_column
     q, r, z, n = rows.to(d_state.dtype).chunk(4, dim=1)
     d = d_out + d_h + d_state
     d_n = d * (1 - z) * (1 - n * n)
-    d_r, d_z = d_n * q * r * (1 - r), d * (h_before - n) * z * (1 - z)
-    write(d_columns, d_n * r, d_r, d_z, d_n)
+    d_r = d_n * q * r * (1 - r)
+    d_z = d * (h_before - n) * z * (1 - z)
+    store_gates(d_columns, d_n * r, d_r, d_z, d_n)
     d_state.copy_(d * z)
 
 
 # -- The same on a CPU, where no trial waits for a compiler: few operators, in place
-sigmoid_back, tanh_back = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+sigmoid_back = torch.ops.aten.sigmoid_backward
+tanh_back = torch.ops.aten.tanh_backward
 
 
-def read_into(rows, clock, table, tokens):
+def store_gate_inputs(rows, clock, table, tokens):
     if tokens is None:
         rows.copy_(clock)
     else:
@@ -93,17 +101,21 @@ def read_into(rows, clock, table, tokens):
 def lstm_step_in_place(product, clock, table, tokens, c_before, rows, columns, c, h):
     """The gate g = tanh(x) is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
     i, f, s, o = columns
-    read_into(rows, clock, table, tokens)
+    store_gate_inputs(rows, clock, table, tokens)
     rows.add_(product)
     s.mul_(-2)
     rows.sigmoid_()
-    torch.mul(f, c_before, out=c).add_(i).addcmul_(i, s, value=-2)
-    torch.addcmul(o, o, (-2 * c).sigmoid_(), value=-2, out=h)
+    torch.mul(f, c_before, out=c)
+    c.add_(i).addcmul_(i, s, value=-2)
+    u = (-2 * c).sigmoid_()  # tanh(c) = 1 - 2u
+    torch.addcmul(o, o, u, value=-2, out=h)
 
 
 def lstm_step_back_in_place(rows, columns, c, c_before, d_out, d_h, d_cell, d_rows, d_columns):
-    (i, f, s, o), (d_i, d_f, d_s, d_o) = columns, d_columns
-    u, d = (-2 * c).sigmoid_(), d_h.add_(d_out)
+    i, f, s, o = columns
+    d_i, d_f, d_s, d_o = d_columns
+    u = (-2 * c).sigmoid_()
+    d = d_h.add_(d_out)
     d_cell.add_(sigmoid_back(d * o, u), alpha=4)
     torch.addcmul(d_cell, d_cell, s, value=-2, out=d_i)
     torch.mul(d_cell, c_before, out=d_f)
@@ -114,42 +126,62 @@ def lstm_step_back_in_place(rows, columns, c, c_before, d_out, d_h, d_cell, d_ro
 
 
 def gru_step_in_place(product, bias, clock, table, tokens, state, rows, columns, h):
-    (q, r, z, n), H = columns, len(bias)
-    read_into(rows[:, H:], clock, table, tokens)
-    rows[:, H : 3 * H].add_(product[:, : 2 * H]).sigmoid_()
+    H = len(bias)
+    q, r, z, n = columns
+    store_gate_inputs(rows[:, H:], clock, table, tokens)
+    rows[:, H : 3 * H].add_(product[:, : 2 * H]).sigmoid_()  # r and z
     torch.add(product[:, 2 * H :], bias, out=q)
-    n.addcmul_(r, q).mul_(-2).sigmoid_().mul_(-2).add_(1)  # tanh
-    state.copy_(torch.lerp(n, state, z, out=h))
+    n.addcmul_(r, q)
+    n.mul_(-2).sigmoid_().mul_(-2).add_(1)  # tanh
+    torch.lerp(n, state, z, out=h)
+    state.copy_(h)
 
 
 def gru_step_back_in_place(rows, columns, h_before, d_out, d_h, d_state, d_rows, d_columns):
-    (q, r, z, n), (d_q, d_r, d_z, d_n), H = columns, d_columns, h_before.shape[1]
+    H = h_before.shape[1]
+    q, r, z, n = columns
+    d_q, d_r, d_z, d_n = d_columns
     d = d_h.add_(d_state).add_(d_out)
     torch.mul(d, z, out=d_state)
     tanh_back.grad_input(d - d_state, n, grad_input=d_n)
     torch.mul(d_n, r, out=d_q)
     torch.mul(d_n, q, out=d_r)
     torch.mul(d, h_before - n, out=d_z)
-    both, d_both = rows[:, H : 3 * H], d_rows[:, H : 3 * H]
-    sigmoid_back.grad_input(d_both, both, grad_input=d_both)
+    r_and_z = rows[:, H : 3 * H]
+    d_r_and_z = d_rows[:, H : 3 * H]
+    sigmoid_back.grad_input(d_r_and_z, r_and_z, grad_input=d_r_and_z)
 
 
-def of_device(step, in_place, gates, weight, compiled):
+def choose_step(step, in_place, gates, weight, compiled):
     """Which of the two computes these."""
     on_cpu = gates.device.type == "cpu" and gates.dtype == weight.dtype and not compiled
     return in_place if on_cpu else pointwise(step, compiled)
 
 
-# -- The sweeps
-def tokens_of(sizes, tokens):
+# -- The sweeps; x_of[t] is what step t has of x
+def split_tokens(tokens, sizes):
     """Those of every step; None after their end."""
-    starts = itertools.accumulate([0, *sizes[:-1]])
-    return [tokens[at : at + n] if at < len(tokens) else None for at, n in zip(starts, sizes)]
+    tokens_of, start = [], 0
+    for n in sizes:
+        tokens_of.append(tokens[start : start + n] if start < len(tokens) else None)
+        start += n
+    return tokens_of
 
 
-def gate_by_gate(gates, sizes):
+def split_columns(gates, sizes):
     """The four columns of every step."""
-    return list(zip(*(gate.split(sizes) for gate in gates.chunk(4, 1))))
+    columns = [gate.split(sizes) for gate in gates.chunk(4, 1)]
+    return list(zip(*columns))
+
+
+def room_for_gradients(memory, sizes, compiled):
+    """(N, 4H) for the gates' gradients. `memory` holds the gates, and as many rows as a step more.
+
+    A step's gradients go where the gates of later steps were, which have been read: this memory is warm,
+    and new memory is not. A compiled step must not share memory.
+    """
+    room = memory[sizes[0] :]
+    return torch.empty_like(room) if compiled else room
 
 
 def transposed(weight):
@@ -158,6 +190,8 @@ def transposed(weight):
 
 def one_step_earlier(x, sizes):
     """x at the step before, for every row from step 1 on."""
+    if sizes[0] == sizes[-1]:
+        return x[: -sizes[0]]
     return torch.cat([rows[:n] for rows, n in zip(x.split(sizes), sizes[1:])])
 
 
@@ -179,39 +213,63 @@ class LSTMSweep(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight):
         table, clock, weight = table.detach(), clock.detach(), weight.detach()  # else it compiles twice
-        step = of_device(lstm_step, lstm_step_in_place, table, weight, compiled)
-        H, low = weight.shape[1], weight.to(table.dtype)
-        gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
-        c, c_before = weight.new_empty(len(h), H), weight.new_zeros(sizes[0], H)
-        product, recurrent, h_before = table.new_zeros(sizes[0], 4 * H), transposed(low), None
-        each = tokens_of(sizes, tokens), gates.split(sizes), gate_by_gate(gates, sizes)
-        for t, (now, rows, columns, c_now, h_now) in enumerate(zip(*each, c.split(sizes), h.split(sizes))):
-            p = product[: len(rows)]
+        step = choose_step(lstm_step, lstm_step_in_place, table, weight, compiled)
+        low = weight.to(table.dtype)
+        N, B, H = sum(sizes), sizes[0], weight.shape[1]
+
+        memory = table.new_empty(N + B, 4 * H)
+        gates = memory[:N]
+        h = table.new_empty(N, H)
+        c = weight.new_empty(N, H)
+        rows_of = gates.split(sizes)
+        columns_of = split_columns(gates, sizes)
+        tokens_of = split_tokens(tokens, sizes)
+        c_of = c.split(sizes)
+        h_of = h.split(sizes)
+
+        recurrent = transposed(low)
+        product = table.new_zeros(B, 4 * H)
+        c_before = weight.new_zeros(B, H)
+        for t, n in enumerate(sizes):
             if t:
-                torch.mm(h_before[: len(rows)], recurrent, out=p)
-            step(p, clock[t], table, now, c_before[: len(rows)], rows, columns, c_now, h_now)
-            c_before, h_before = c_now, h_now
-        ctx.save_for_backward(gates, c, h, tokens, low)
+                torch.mm(h_of[t - 1][:n], recurrent, out=product[:n])
+                c_before = c_of[t - 1]
+            inputs = product[:n], clock[t], table, tokens_of[t], c_before[:n]
+            step(*inputs, rows_of[t], columns_of[t], c_of[t], h_of[t])
+        ctx.save_for_backward(memory, c, h, tokens, low)
         ctx.plain = sizes, compiled, len(table)
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        (gates, c, h, tokens, low), (sizes, compiled, table_rows) = ctx.saved_tensors, ctx.plain
-        step = of_device(lstm_step_back, lstm_step_back_in_place, gates, c, compiled)
-        d_gates, d_h = torch.empty_like(gates), torch.zeros_like(h[: sizes[0]])
-        start, d_cell = (torch.zeros_like(c[: sizes[0]]) for _ in range(2))
-        before = [start, *c.split(sizes)[:-1]]
-        each = gates.split(sizes), gate_by_gate(gates, sizes), c.split(sizes), before, d_out.split(sizes)
-        d_each = d_gates.split(sizes), gate_by_gate(d_gates, sizes)
-        for rows, columns, c_now, c_before, d, d_rows, d_columns in reversed(list(zip(*each, *d_each))):
-            n = len(rows)
-            step(rows, columns, c_now, c_before[:n], d, d_h[:n], d_cell[:n], d_rows, d_columns)
-            if c_before is not start:
-                torch.mm(d_rows, low, out=d_h[:n])
-        d_weight = (d_gates[sizes[0] :].T @ one_step_earlier(h, sizes)).to(c.dtype)
-        return *input_gradients(d_gates, tokens, sizes, table_rows, c.dtype), None, None, None, d_weight
+        memory, c, h, tokens, low = ctx.saved_tensors
+        sizes, compiled, table_rows = ctx.plain
+        N, B = len(h), sizes[0]
+
+        gates = memory[:N]
+        d_gates = room_for_gradients(memory, sizes, compiled)
+        step = choose_step(lstm_step_back, lstm_step_back_in_place, gates, c, compiled)
+        rows_of = gates.split(sizes)
+        columns_of = split_columns(gates, sizes)
+        d_rows_of = d_gates.split(sizes)
+        d_columns_of = split_columns(d_gates, sizes)
+        c_of = c.split(sizes)
+        d_out_of = d_out.split(sizes)
+
+        start = torch.zeros_like(c[:B])
+        d_cell = torch.zeros_like(start)
+        d_h = torch.zeros_like(h[:B])
+        for t in reversed(range(len(sizes))):
+            n = sizes[t]
+            c_before = c_of[t - 1] if t else start
+            gradients = d_out_of[t], d_h[:n], d_cell[:n], d_rows_of[t], d_columns_of[t]
+            step(rows_of[t], columns_of[t], c_of[t], c_before[:n], *gradients)
+            if t:
+                torch.mm(d_rows_of[t], low, out=d_h[:n])
+        d_weight = d_gates[B:].T @ one_step_earlier(h, sizes)
+        d_table, d_clock = input_gradients(d_gates, tokens, sizes, table_rows, c.dtype)
+        return d_table, d_clock, None, None, None, d_weight.to(c.dtype)
 
 
 class GRUSweep(torch.autograd.Function):
@@ -220,51 +278,70 @@ class GRUSweep(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
         table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
-        step = of_device(gru_step, gru_step_in_place, table, weight, compiled)
-        H, low = weight.shape[1], weight.to(table.dtype)
-        gates, h = (table.new_empty(sum(sizes), size) for size in (4 * H, H))
-        product, recurrent, h_before = table.new_zeros(sizes[0], 3 * H), transposed(low), None
-        state = weight.new_zeros(sizes[0], H)
-        each = tokens_of(sizes, tokens), gates.split(sizes), gate_by_gate(gates, sizes), h.split(sizes)
-        for t, (now, rows, columns, h_now) in enumerate(zip(*each)):
-            p = product[: len(rows)]
+        step = choose_step(gru_step, gru_step_in_place, table, weight, compiled)
+        low = weight.to(table.dtype)
+        N, B, H = sum(sizes), sizes[0], weight.shape[1]
+
+        memory = table.new_empty(N + B, 4 * H)
+        gates = memory[:N]
+        h = table.new_empty(N, H)
+        rows_of = gates.split(sizes)
+        columns_of = split_columns(gates, sizes)
+        tokens_of = split_tokens(tokens, sizes)
+        h_of = h.split(sizes)
+
+        recurrent = transposed(low)
+        product = table.new_zeros(B, 3 * H)
+        state = weight.new_zeros(B, H)
+        for t, n in enumerate(sizes):
             if t:
-                torch.mm(h_before[: len(rows)], recurrent, out=p)
-            step(p, bias, clock[t], table, now, state[: len(rows)], rows, columns, h_now)
-            h_before = h_now
-        ctx.save_for_backward(gates, h, tokens, low)
+                torch.mm(h_of[t - 1][:n], recurrent, out=product[:n])
+            inputs = product[:n], bias, clock[t], table, tokens_of[t], state[:n]
+            step(*inputs, rows_of[t], columns_of[t], h_of[t])
+        ctx.save_for_backward(memory, h, tokens, low)
         ctx.plain = sizes, compiled, len(table), bias.dtype
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        (gates, h, tokens, low), (sizes, compiled, table_rows, dtype) = ctx.saved_tensors, ctx.plain
+        memory, h, tokens, low = ctx.saved_tensors
+        sizes, compiled, table_rows, dtype = ctx.plain
         h = h.detach()  # as `start`: else it compiles twice
-        H, d_gates = h.shape[1], torch.empty_like(gates)
-        start, d_h = (torch.zeros_like(h[: sizes[0]]) for _ in range(2))
-        d_state, low = torch.zeros_like(start, dtype=dtype), low.roll(H, 0)  # candidate first, as in d_gates
-        step = of_device(gru_step_back, gru_step_back_in_place, gates, d_state, compiled)
-        each = (
-            gates.split(sizes),
-            gate_by_gate(gates, sizes),
-            [start, *h.split(sizes)[:-1]],
-            d_out.split(sizes),
-        )
-        d_each = d_gates.split(sizes), gate_by_gate(d_gates, sizes), d_gates[:, : 3 * H].split(sizes)
-        for rows, columns, h_before, d, d_rows, d_columns, d_product in reversed(list(zip(*each, *d_each))):
-            n = len(rows)
-            step(rows, columns, h_before[:n], d, d_h[:n], d_state[:n], d_rows, d_columns)
-            if h_before is not start:
-                torch.mm(d_product, low, out=d_h[:n])
-        d_weight = d_gates[sizes[0] :, : 3 * H].T @ one_step_earlier(h, sizes)
-        d_inputs = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, dtype)
-        return *d_inputs, None, None, None, d_weight.roll(-H, 0).to(dtype), d_gates[:, :H].sum(0).to(dtype)
+        N, B, H = len(h), sizes[0], h.shape[1]
+
+        gates = memory[:N]
+        d_gates = room_for_gradients(memory, sizes, compiled)
+        rows_of = gates.split(sizes)
+        columns_of = split_columns(gates, sizes)
+        d_rows_of = d_gates.split(sizes)
+        d_columns_of = split_columns(d_gates, sizes)
+        d_product_of = d_gates[:, : 3 * H].split(sizes)
+        h_of = h.split(sizes)
+        d_out_of = d_out.split(sizes)
+
+        low = low.roll(H, 0)  # the candidate first, as in d_gates
+        start = torch.zeros_like(h[:B])
+        d_h = torch.zeros_like(start)
+        d_state = torch.zeros_like(start, dtype=dtype)
+        step = choose_step(gru_step_back, gru_step_back_in_place, gates, d_state, compiled)
+        for t in reversed(range(len(sizes))):
+            n = sizes[t]
+            h_before = h_of[t - 1] if t else start
+            gradients = d_out_of[t], d_h[:n], d_state[:n], d_rows_of[t], d_columns_of[t]
+            step(rows_of[t], columns_of[t], h_before[:n], *gradients)
+            if t:
+                torch.mm(d_product_of[t], low, out=d_h[:n])
+        d_weight = d_gates[B:, : 3 * H].T @ one_step_earlier(h, sizes)
+        d_weight = d_weight.roll(-H, 0).to(dtype)
+        d_bias = d_gates[:, :H].sum(0).to(dtype)
+        d_table, d_clock = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, dtype)
+        return d_table, d_clock, None, None, None, d_weight, d_bias
 
 
 def gru_sweep(layer, table, clock, tokens, sizes, compiled):
-    weights = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
-    return GRUSweep.apply(table, clock, tokens, sizes, compiled, *weights)
+    candidate_bias = layer.bias_hh_l0[-layer.hidden_size :]
+    return GRUSweep.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0, candidate_bias)
 
 
 def lstm_sweep(layer, table, clock, tokens, sizes, compiled):

@@ -1,6 +1,7 @@
 """Statistics, and verdicts on what trials show: report.py says what yes, no and undecided mean."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,31 @@ class Results(list):
 def number(result, metric):
     """A metric is a name in a trial's metrics, or a function of a Result."""
     return float(metric(result) if callable(metric) else result.metrics[metric])
+
+
+def each_seed(runs, flag, **where):
+    """{seed: token accuracies in the order of the flag's values}, of the seeds that have all of them."""
+    values, found = sorted(runs.levels(flag, **where)), {}
+    for seed in runs.levels("seed", **where):
+        these = runs.where(**where, seed=seed)
+        accuracies = [x for value in values for x in these.values(**{flag: value})]
+        if len(accuracies) == len(values):
+            found[seed] = accuracies
+    return found
+
+
+def crossing(places, heights, level):
+    """The first place where heights fall below a level, along straight lines between neighbours.
+
+    If the first height is below, it is the first place; if none is, the last.
+    """
+    for i, height in enumerate(heights):
+        if height < level and i == 0:
+            return places[0]
+        if height < level:
+            fallen = (heights[i - 1] - level) / (heights[i - 1] - height)
+            return places[i - 1] + fallen * (places[i] - places[i - 1])
+    return places[-1]
 
 
 def name_of(model):
@@ -114,9 +140,13 @@ class Difference(NamedTuple):
             return 0.0 if distance > 0 else 1.0
         return t_tail(distance / self.error, self.freedom)
 
-    def words(self):
+    def interval(self):
         reach = t_quantile(LEVEL, self.freedom) * self.error
-        return f"{self.value:+.3f} [{self.value - reach:+.3f}, {self.value + reach:+.3f}]"
+        return self.value - reach, self.value + reach
+
+    def words(self):
+        low, high = self.interval()
+        return f"{self.value:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def difference(plus, minus=()):
@@ -139,7 +169,8 @@ class Verdict(NamedTuple):
     numbers: str = ""  # none where there are too few trials
     p_yes: float = 1.0  # one-sided p of the sentence
     p_no: float = 1.0  # and of its opposite
-    primary: bool = False
+    primary: str = ""  # the family of claims that it is corrected with; none: exploratory
+    readings: tuple = ("", "")  # what it means if it is yes, and if not
 
     @property
     def word(self):
@@ -153,7 +184,7 @@ class Verdict(NamedTuple):
         return min(1.0, 2 * min(self.p_yes, self.p_no))
 
 
-def all_of(text, differences, primary=False):
+def all_of(text, differences, primary=""):
     """Of differences, {name: Difference}. For yes all have to be above zero: the largest p counts. For no one
     below zero is enough: its p is multiplied by their number."""
     if None in differences.values():
@@ -165,7 +196,7 @@ def all_of(text, differences, primary=False):
     return Verdict(text, numbers, max(d.above() for d in found), p_no, primary)
 
 
-def higher(text, high, low, primary=False):
+def higher(text, high, low, primary=""):
     """One sample's mean is above another's (Welch's t)."""
     return all_of(text, {"": difference([high], [low])}, primary)
 
@@ -180,7 +211,7 @@ def above(text, values, threshold):
     return all_of(text, {f"less {threshold}": difference([np.subtract(values, threshold)])})
 
 
-def better(text, high, lows, primary=False):
+def better(text, high, lows, primary=""):
     """A sample's mean is above that of each other sample, {name: sample}."""
     return all_of(text, {f"over {name}": difference([high], [low]) for name, low in lows.items()}, primary)
 
@@ -190,7 +221,7 @@ def controls(runs):
     return ["none", *[pe for pe in ("constant", "dup") if pe in runs.levels("pe")][:1]]
 
 
-def gain(runs, text, metric="token_accuracy", pe="sin", primary=False, **where):
+def gain(runs, text, metric="token_accuracy", pe="sin", primary="", **where):
     """The clock raises a metric above that of every control, among the trials with these flags."""
     runs = runs.where(**where)
     lows = {control: runs.values(metric, pe=control) for control in controls(runs)}
@@ -205,10 +236,12 @@ def no_gain(text, high, low, margin):
 
 
 def holm(verdicts):
-    """The same verdicts; the primary ones corrected as one family by Holm's method, each direction apart."""
+    """The same verdicts; each family of primary ones corrected by Holm's method, each direction apart."""
     corrected = list(verdicts)
-    for name in ("p_yes", "p_no"):
-        p, largest = {i: getattr(one, name) for i, one in enumerate(verdicts) if one.primary}, 0.0
+    families = {one.primary for one in verdicts} - {""}
+    for family, name in itertools.product(families, ("p_yes", "p_no")):
+        p = {i: getattr(one, name) for i, one in enumerate(verdicts) if one.primary == family}
+        largest = 0.0
         for rank, i in enumerate(sorted(p, key=p.get)):
             largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
             corrected[i] = corrected[i]._replace(**{name: largest})
