@@ -52,6 +52,10 @@ class Episode(NamedTuple):
     weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0: padding
     commands: int = 0  # so many last steps read the command in every row
 
+    def rows(self, part):
+        """The episode of some of its rows."""
+        return Episode(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
+
     def mean_weights(self):
         """(M B,) of every answer in a mean, step by step; None: all weigh the same."""
         if self.weight is not None:
@@ -457,12 +461,10 @@ def predict(model, episode, batch):
     """Predictions and cross-entropies, (N, M) each, computed for `batch` rows at a time."""
     predictions, losses = [], []
     for start in range(0, len(episode.inputs), batch):
-        rows = slice(start, start + batch)
-        targets, steps = episode.targets[rows].T, episode.steps  # (M, b)
-        if isinstance(steps, torch.Tensor):
-            steps = steps[rows]
-        logits = model(episode.inputs[rows], steps)  # (M, b, K)
+        part = episode.rows(slice(start, start + batch))
+        logits = model(part.inputs, part.steps)  # (M, b, K)
         predictions.append(logits.argmax(-1).T)
+        targets = part.targets.T  # (M, b)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         losses.append(loss.view(targets.shape).T)
     return torch.cat(predictions), torch.cat(losses)

@@ -38,8 +38,19 @@ class Shakespeare(Task):
     name = "lm_shakespeare"
     folder_words = {"pe": "transformer-", "tokenizer": "", "context": "T"}
     scales = {
-        "paper": dict(iterations=1000, lr=1e-4, clip=0.0, save_every=100, log_every=10, engine="torch"),
-        "desk": dict(layers=4, heads=4, width=128, context=64, batch=8, lr=1e-3, iterations=400, hidden=128),
+        "paper": dict(
+            iterations=1000, lr=1e-4, clip=0.0, save_every=100, log_every=10, engine="torch"
+        ),
+        "desk": dict(
+            layers=4,
+            heads=4,
+            width=128,
+            context=64,
+            batch=8,
+            lr=1e-3,
+            iterations=400,
+            hidden=128,
+        ),
         "smoke": SMOKE | dict(layers=2, heads=2, width=16, context=8, batch=4),
     }
     flags = (
@@ -52,7 +63,17 @@ class Shakespeare(Task):
         Flag("batch", 32, "windows per iteration", int, least=1),
         Flag("data", "data/tinyshakespeare.txt", "a plain text", science=False),
     )
-    without = ("model", "engine", "vocab", "length", "hidden", "embed", "blocks", "held_out", "warmup")
+    without = (
+        "model",
+        "engine",
+        "vocab",
+        "length",
+        "hidden",
+        "embed",
+        "blocks",
+        "held_out",
+        "warmup",
+    )
     without += ("combine", "encode", "amplitude", "bands")
 
     @classmethod
@@ -61,7 +82,9 @@ class Shakespeare(Task):
 
     def check(self):
         if self.args.width % (2 * self.args.heads):  # rotary turns pairs
-            raise Refused(f"--width {self.args.width} is not a multiple of twice --heads {self.args.heads}")
+            raise Refused(
+                f"--width {self.args.width} is not a multiple of twice --heads {self.args.heads}"
+            )
 
     def begin(self):
         """Find the text; its fingerprint belongs to a trial's flags."""
@@ -78,7 +101,9 @@ class Shakespeare(Task):
         context = self.args.context
         self.types, *self.parts = tokenized(self.text, self.args.tokenizer)
         if context >= (shorter := min(map(len, self.parts))):
-            raise Refused(f"--context {context} needs a longer text: one part has {shorter} tokens")
+            raise Refused(
+                f"--context {context} needs a longer text: one part has {shorter} tokens"
+            )
         self.at_once = max(1, 2**14 // context)  # windows, in evaluation: whatever --batch is
         self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.parts]
 
@@ -102,7 +127,12 @@ class Shakespeare(Task):
     @torch.no_grad()
     def perplexity_of(self, model, windows):
         loss = lambda part: self.loss_and_accuracy(model, self.episode(part), None)[0].double()
-        return common.perplexity(sum(loss(x) * len(x) for x in windows.split(self.at_once)) / len(windows))
+        return common.perplexity(
+            sum(loss(x) * len(x) for x in windows.split(self.at_once)) / len(windows)
+        )
+
+    def examples(self, model, engine):
+        return []
 
     def evaluate(self, model, engine):
         """On consecutive windows of the validation part, and as many spread over the training part."""
@@ -132,7 +162,10 @@ SIZES = {  # each sweep keeps the best sizes of those before
     + cross(pe="rotary", heads=2, layers=[2, 4], seed=SEEDS)
     + cross(pe="rotary", heads=2, layers=4, context=[32, 64], seed=SEEDS),
 }
-TABLE2 = {s: cross(pe="rotary", tokenizer=TOKENIZERS, heads=2, layers=LAYERS[s], seed=SEEDS) for s in LAYERS}
+TABLE2 = {
+    s: cross(pe="rotary", tokenizer=TOKENIZERS, heads=2, layers=LAYERS[s], seed=SEEDS)
+    for s in LAYERS
+}
 PERPLEXITY = {"validation perplexity": "valid_perplexity"}
 NOTE1 = "The document's: learned 6.13, sin 8.62, rotary 4.80, layernorm-learned 7.57."
 NOTE2 = "The document's, of unequal models: characters 4.80, words 310.27, byte pairs 14.64."
@@ -141,17 +174,30 @@ NOTE2 = "The document's, of unequal models: characters 4.80, words 310.27, byte 
 def fall(result):
     """The mean attention score at distances 1 to T/8 less that at T/2 and beyond."""
     scores = result.metrics["score_by_distance"]
-    return np.mean(scores[1 : 1 + max(1, len(scores) // 8)]) - np.mean(scores[len(scores) // 2 :])
+    return np.mean(scores[1 : 1 + max(1, len(scores) // 8)]) - np.mean(
+        scores[len(scores) // 2 :]
+    )
 
 
 def scores(result):
-    yield "validation text", result.flags["pe"], dict(enumerate(result.metrics["score_by_distance"]))
+    yield (
+        "validation text",
+        result.flags["pe"],
+        dict(enumerate(result.metrics["score_by_distance"])),
+    )
 
 
-DECAY = dict(metrics=PERPLEXITY | {"scores' fall": fall}, curves=scores, x="distance", y="mean q.k / sqrt(d)")
+DECAY = dict(
+    metrics=PERPLEXITY | {"scores' fall": fall},
+    curves=scores,
+    x="distance",
+    y="mean q.k / sqrt(d)",
+)
 
 
-@Shakespeare.figure("table1", "Transformer: encodings", TABLE1, notes=[lambda runs: [NOTE1]], **DECAY)
+@Shakespeare.figure(
+    "table1", "Transformer: encodings", TABLE1, notes=[lambda runs: [NOTE1]], **DECAY
+)
 def table1(runs):
     perplexity = lambda pe: runs.values("valid_perplexity", pe=pe)
     order = ["sin", "layernorm-learned", "learned", "rotary"]
@@ -159,7 +205,9 @@ def table1(runs):
         yield higher(f"{worse} is worse than {better}.", perplexity(worse), perplexity(better))
     falls = {pe: difference([runs.values(fall, pe=pe)]) for pe in order}
     yield all_of("Attention scores fall with distance under rotary.", {"": falls.pop("rotary")})
-    yield all_of("Attention scores fall under sin and learned vectors, which the document denies.", falls)
+    yield all_of(
+        "Attention scores fall under sin and learned vectors, which the document denies.", falls
+    )
 
 
 @Shakespeare.figure("sizes", "Transformer: sizes", SIZES, metrics=PERPLEXITY, picture=False)
@@ -176,10 +224,14 @@ def nats(result):
     return math.log(of["valid_perplexity"]) * of["valid_tokens"] / of["valid_characters"]
 
 
-TOKENS = dict(metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"}, picture=False)
+TOKENS = dict(
+    metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"}, picture=False
+)
 
 
-@Shakespeare.figure("table2", "Transformer: tokenizers", TABLE2, notes=[lambda runs: [NOTE2]], **TOKENS)
+@Shakespeare.figure(
+    "table2", "Transformer: tokenizers", TABLE2, notes=[lambda runs: [NOTE2]], **TOKENS
+)
 def table2(runs):
     for unit, metric in ("token", "valid_perplexity"), ("character", nats):
         bpe, char = (runs.values(metric, tokenizer=name) for name in ("bpe", "char"))
@@ -209,7 +261,9 @@ def pair_up(types, train, valid):
             break
         a, b = divmod(int(counts.argmax()), 256)  # of equally frequent pairs the lowest
         types = [*types, types[a] + types[b]]
-        train, valid = (x.replace(bytes([a, b]), bytes([new])) for x in (train, valid))  # from the left
+        train, valid = (
+            x.replace(bytes([a, b]), bytes([new])) for x in (train, valid)
+        )  # from the left
     return types, train, valid
 
 
@@ -229,8 +283,16 @@ class Position(nn.Module):
     def __init__(self, pe, positions, width):
         super().__init__()
         self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
-        kind = common.Learned if "learned" in pe else common.Sinusoid if pe == "sin" else common.Bare
-        self.encoding = kind(positions, width, amplitude=math.sqrt(width / 2))  # of waves of height 1 (Eq. 5)
+        kind = (
+            common.Learned
+            if "learned" in pe
+            else common.Sinusoid
+            if pe == "sin"
+            else common.Bare
+        )
+        self.encoding = kind(
+            positions, width, amplitude=math.sqrt(width / 2)
+        )  # of waves of height 1 (Eq. 5)
 
     def forward(self, x):
         vectors = self.encoding.vectors(x.shape[1])  # (T, D)
@@ -259,7 +321,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, turn)
         self.norm2 = nn.LayerNorm(width)
-        self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+        self.network = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         x = x + self.attention(self.norm1(x))

@@ -42,15 +42,24 @@ STEPS, PARTS = 64, 16  # sizes of a padded batch, see `pad_to_few_sizes`
 class WikiText(Task):
     name = "lm_wikitext"
     scales = {
-        "paper": dict(iterations=30_000, engine="fast"),  # at every size: torch.nn is slow with packed rows
-        "desk": dict(vocab=2048, hidden=128, embed=64, batch=32, lr=5e-3, iterations=200, log_every=10),
+        "paper": dict(
+            iterations=30_000, engine="fast"
+        ),  # at every size: torch.nn is slow with packed rows
+        "desk": dict(
+            vocab=2048, hidden=128, embed=64, batch=32, lr=5e-3, iterations=200, log_every=10
+        ),
         "smoke": SMOKE | dict(vocab=40, length=32),
     }
     flags = (
         Flag("model", "lstm", "the layer", choices=("gru", "lstm")),
         Flag("vocab", 32768, "number of pieces, K", int, least=2, below=2**16 + 1),
         Flag("length", 1024, "most tokens that are predicted of a paragraph", int, least=1),
-        Flag("data", "data/wikitext-103-raw", "folder of wiki.{train,valid,test}.raw", science=False),
+        Flag(
+            "data",
+            "data/wikitext-103-raw",
+            "folder of wiki.{train,valid,test}.raw",
+            science=False,
+        ),
         Flag("prepare", False, "make the tokens, and end", bool, science=False),
     )
     without = ("held_out", "encode", "blocks")
@@ -100,47 +109,69 @@ class WikiText(Task):
         known = (batch.targets != UNKNOWN).double()
         weights = known / known.sum().clamp(min=1)
         answered = features(model, batch, engine)
-        return fast.cross_entropy(answered, model.readout, batch.targets, weights, engine.compiled)
+        return fast.cross_entropy(
+            answered, model.readout, batch.targets, weights, engine.compiled
+        )
 
     @torch.no_grad()
     def perplexities(self, model, split, engine):
         """The perplexity of a split's known targets, and that of all its targets."""
         at_once = fast.chunk_rows(model.readout.weight)
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        by_length = np.argsort(split.counts, kind="stable")  # of like length: fewer steps in a batch
+        by_length = np.argsort(
+            split.counts, kind="stable"
+        )  # of like length: fewer steps in a batch
         for start in range(0, len(by_length), self.batch):
             part = pack(split, by_length[start : start + self.batch]).to(self.device)
-            chunks = zip(features(model, part, engine).split(at_once), part.targets.split(at_once))
+            chunks = zip(
+                features(model, part, engine).split(at_once), part.targets.split(at_once)
+            )
             losses = [F.cross_entropy(model.readout(x), y, reduction="none") for x, y in chunks]
             losses, known = torch.cat(losses).double(), (part.targets != UNKNOWN).double()
-            sums += torch.stack([losses @ known, known.sum(), losses.sum(), known.new_tensor(len(losses))])
+            sums += torch.stack(
+                [losses @ known, known.sum(), losses.sum(), known.new_tensor(len(losses))]
+            )
         known_loss, known_count, loss, count = sums.tolist()
         return common.perplexity(known_loss / known_count), common.perplexity(loss / count)
 
     def unigram_perplexity(self):
         """That of the test split's known targets, by counts of the training tokens, one added to each."""
         frequency = np.bincount(self.splits["train"].tokens, minlength=self.vocab) + 1
-        targets = pack(self.splits["test"], np.arange(len(self.splits["test"].starts))).targets.numpy()
+        targets = pack(
+            self.splits["test"], np.arange(len(self.splits["test"].starts))
+        ).targets.numpy()
         log_share = np.log(frequency / frequency.sum())[targets[targets != UNKNOWN]]
         return common.perplexity(-log_share.mean())
+
+    def examples(self, model, engine):
+        return []
 
     def evaluate(self, model, engine):
         metrics = {"unigram_test_perplexity": self.unigram_perplexity()}
         for name in ("valid", "test"):
             known, everything = self.perplexities(model, self.splits[name], engine)
-            metrics |= {f"{name}_perplexity": known, f"{name}_perplexity_with_unknown": everything}
+            metrics |= {
+                f"{name}_perplexity": known,
+                f"{name}_perplexity_with_unknown": everything,
+            }
         splits = self.splits.items()
         return metrics | {
             "paragraphs": {name: split.paragraphs for name, split in splits},
             "tokens": {name: len(split.tokens) for name, split in splits},
-            "unknown_tokens": {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits},
+            "unknown_tokens": {
+                name: int((split.tokens == UNKNOWN).sum()) for name, split in splits
+            },
         }
 
 
 @functools.lru_cache(1)
 def order(seed, epoch, count):
     """The paragraphs of an epoch: each of them once, every order as likely."""
-    return common.random_bits(common.key(seed, common.TRAINING, epoch), (count,)).argsort(stable=True).numpy()
+    return (
+        common.random_bits(common.key(seed, common.TRAINING, epoch), (count,))
+        .argsort(stable=True)
+        .numpy()
+    )
 
 
 GRIDS = {  # of Table 1 and Fig. 15
@@ -148,11 +179,16 @@ GRIDS = {  # of Table 1 and Fig. 15
     "desk": cross(model="lstm", pe=["none", "sin"], vocab=2048, seed=range(3)),
     "smoke": cross(model="lstm", pe=["none", "sin"], vocab=40, seed=range(1)),
 }
-TEST = {"test perplexity": "test_perplexity", "with unknown targets": "test_perplexity_with_unknown"}
+TEST = {
+    "test perplexity": "test_perplexity",
+    "with unknown targets": "test_perplexity_with_unknown",
+}
 PAPER = "The paper's, at its size (minimum, mean, maximum): none 36.83 37.77 38.92, sin 38.07 38.54 38.89."
 
 
-@WikiText.figure("table1", "Language model", GRIDS, metrics=TEST, picture=False, notes=[lambda runs: [PAPER]])
+@WikiText.figure(
+    "table1", "Language model", GRIDS, metrics=TEST, picture=False, notes=[lambda runs: [PAPER]]
+)
 def table1(runs):
     none, sin = (runs.values("test_perplexity", pe=pe) for pe in ("none", "sin"))
     text = "The clock does not lower an LSTM's test perplexity (by 1% or more)."
@@ -166,16 +202,22 @@ def early(result):
 
 
 def curve(result):
-    points = {i: math.exp(loss) for i, loss in zip(result.curve["iteration"], result.curve["loss"])}
+    points = {
+        i: math.exp(loss) for i, loss in zip(result.curve["iteration"], result.curve["loss"])
+    }
     yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
-DRAWN = dict(metrics={"in the first third": early}, curves=curve, x="iteration", y="training perplexity")
+DRAWN = dict(
+    metrics={"in the first third": early}, curves=curve, x="iteration", y="training perplexity"
+)
 
 
 @WikiText.figure("fig15", "Language model, training", GRIDS, **DRAWN)
 def fig15(runs):
-    text = "The clock lowers an LSTM's training perplexity in the first third of the iterations."
+    text = (
+        "The clock lowers an LSTM's training perplexity in the first third of the iterations."
+    )
     yield higher(text, runs.values(early, pe="none"), runs.values(early, pe="sin"))
 
 
@@ -200,10 +242,14 @@ def pack(split, chosen):
     """The batch of the chosen paragraphs of a split, the longest one first."""
     chosen = chosen[np.argsort(-split.counts[chosen], kind="stable")]
     starts, counts = split.starts[chosen], split.counts[chosen]
-    sizes = np.searchsorted(-counts, -np.arange(counts[0]))  # (T,) paragraphs with more than t targets
+    sizes = np.searchsorted(
+        -counts, -np.arange(counts[0])
+    )  # (T,) paragraphs with more than t targets
     times = np.repeat(np.arange(counts[0]), sizes)  # (N,)
     at = times + np.concatenate([starts[:size] for size in sizes])
-    inputs, targets = (torch.from_numpy(split.tokens[places].astype(np.int64)) for places in (at, at + 1))
+    inputs, targets = (
+        torch.from_numpy(split.tokens[places].astype(np.int64)) for places in (at, at + 1)
+    )
     return Batch(inputs, targets, torch.from_numpy(times), torch.from_numpy(sizes))
 
 
@@ -246,7 +292,9 @@ def features(model, batch, engine):
 def text_sha256(data):
     raw = tuple(data / f"wiki.{split}.raw" for split in SPLITS)
     if not all(path.is_file() for path in raw):
-        raise Refused(f"--data {data} is no folder of wiki.{{train,valid,test}}.raw; see --help")
+        raise Refused(
+            f"--data {data} is no folder of wiki.{{train,valid,test}}.raw; see --help"
+        )
     return digest(raw)
 
 
@@ -268,19 +316,29 @@ def make_tokens(data, vocab, folder):
     import sentencepiece
 
     texts = {split: read_paragraphs(data / f"wiki.{split}.raw") for split in SPLITS}
-    print(f"learning {vocab} pieces: this can take minutes, and Ctrl-C waits for its end", flush=True)
-    model, longest = io.BytesIO(), 2**30  # by default, lines above 4,192 bytes are silently left out
+    print(
+        f"learning {vocab} pieces: this can take minutes, and Ctrl-C waits for its end",
+        flush=True,
+    )
+    model, longest = (
+        io.BytesIO(),
+        2**30,
+    )  # by default, lines above 4,192 bytes are silently left out
     how = dict(model_writer=model, vocab_size=vocab, max_sentence_length=longest, minloglevel=1)
     try:
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts["train"]), **how)
     except RuntimeError as error:
-        raise Refused(f"--vocab {vocab} does not suit the text: {str(error).rpartition('] ')[2]}") from None
+        raise Refused(
+            f"--vocab {vocab} does not suit the text: {str(error).rpartition('] ')[2]}"
+        ) from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     folder.mkdir(exist_ok=True)
     for split, paragraphs in texts.items():
         found = [np.array(processor.encode(x), "<u2") for x in paragraphs]
         files.write(folder / f"{split}.tokens", np.concatenate(found).tobytes())
-        files.write(folder / f"{split}.ends", np.cumsum([0, *map(len, found)]).astype("<i8").tobytes())
+        files.write(
+            folder / f"{split}.ends", np.cumsum([0, *map(len, found)]).astype("<i8").tobytes()
+        )
     files.write(folder / "pieces.model", model.getvalue())
 
 
@@ -290,8 +348,14 @@ class Split:
     def __init__(self, folder, name, length):
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
-        self.tokens, self.paragraphs = np.memmap(folder / f"{name}.tokens", "<u2", "r"), len(ends) - 1
-        self.starts, self.counts = ends[:-1][counts > 0], counts[counts > 0]  # (P,) of what is predicted
+        self.tokens, self.paragraphs = (
+            np.memmap(folder / f"{name}.tokens", "<u2", "r"),
+            len(ends) - 1,
+        )
+        self.starts, self.counts = (
+            ends[:-1][counts > 0],
+            counts[counts > 0],
+        )  # (P,) of what is predicted
 
 
 if __name__ == "__main__":

@@ -77,7 +77,9 @@ def s4d_features(layer, table, clock, tokens, steps, compiled):
     tables = pointwise(kernel_tables, compiled)(*parameters, stop)
     kernel = layer.kernel_of_tables(*tables, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
-    toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, R), the last answer first
+    toeplitz = response.unfold(1, read, 1)[
+        :, : stop - start
+    ]  # (H, M, R), the last answer first
     y = toeplitz.contiguous() @ own[:, :read].contiguous()
     direct = own[:, start:stop]
     if alike:
@@ -114,7 +116,9 @@ def features(model, inputs, steps, commands=0, compiled=False):
     """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
     layer = model.layer
     rows, time = inputs.shape
-    embedded, tokens = used_embeddings(model, inputs[:, : time - commands].T)  # (T - commands, B)
+    embedded, tokens = used_embeddings(
+        model, inputs[:, : time - commands].T
+    )  # (T - commands, B)
     table, clock = input_products(model, embedded, time)
     if commands:
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
@@ -129,7 +133,9 @@ def loss_and_accuracy(model, episode, compiled=False):
     """Mean cross-entropy, and the part of an episode's answers that is right."""
     answered = features(model, episode.inputs, episode.steps, episode.commands, compiled)
     targets = episode.targets.T.flatten()
-    return cross_entropy(answered.flatten(0, 1), model.readout, targets, episode.mean_weights(), compiled)
+    return cross_entropy(
+        answered.flatten(0, 1), model.readout, targets, episode.mean_weights(), compiled
+    )
 
 
 # -- Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together
@@ -148,7 +154,9 @@ def score(logits, target, weights):
     total = (logits - top).exp().sum(1, keepdim=True)
     own = logits.gather(1, target)
     columns = torch.arange(logits.shape[1], device=logits.device)
-    answer = torch.where(logits == top, columns, len(columns)).amin(1, keepdim=True)  # the first, as argmax
+    answer = torch.where(logits == top, columns, len(columns)).amin(
+        1, keepdim=True
+    )  # the first, as argmax
     loss = ((top - own + total.log()) * weights).sum()
     right = ((answer == target) * weights).sum()
     probabilities = (logits - top).exp() / total
@@ -195,7 +203,9 @@ class CrossEntropy(torch.autograd.Function):
                 continue
             d = logits.to(low.dtype)
             torch.mm(d, low, out=d_features[part])
-            if cuda and d.dtype == d_weight.dtype:  # in one pass, where a CPU would round otherwise
+            if (
+                cuda and d.dtype == d_weight.dtype
+            ):  # in one pass, where a CPU would round otherwise
                 d_weight.addmm_(d.T, features[part])
             else:
                 d_weight += d.T @ features[part]
@@ -222,4 +232,6 @@ def cross_entropy(features, readout, targets, weights=None, compiled=False):
     if weights is None:
         weights = readout.weight.new_full((1,), 1 / len(features)).expand(len(features))
     gradients = torch.is_grad_enabled()  # inside the function it never is
-    return CrossEntropy.apply(features, readout.weight, readout.bias, targets, weights, compiled, gradients)
+    return CrossEntropy.apply(
+        features, readout.weight, readout.bias, targets, weights, compiled, gradients
+    )

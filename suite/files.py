@@ -123,8 +123,23 @@ def is_finished(task):
 def show(task):
     """Print the metrics -> 0."""
     print(f"{task.folder} is finished")
-    metrics = read_json(task.folder / "result.json")["metrics"]
-    for name, value in reversed(metrics.items()):  # the first one last, where --all finds it
+    result = read_json(task.folder / "result.json")
+    for example in result.get("examples", []):
+        show_example(**example)
+    for name, value in reversed(
+        result["metrics"].items()
+    ):  # the first one last, where --all finds it
         if isinstance(value, int | float):
             print(f"{name.replace('_', ' ')}: {value:.6g}")
     return 0
+
+
+def show_example(read, wanted, answered):
+    """Three lines; a wrong answer is marked by a star."""
+    marked = [f"{said}{' ' if said == right else '*'}" for said, right in zip(answered, wanted)]
+    plain = [[f"{number} " for number in numbers] for numbers in (read, wanted)]
+    width = max(map(len, plain[0] + marked)) + 1
+    for name, words in zip(("read", "wanted", "answered"), (*plain, marked)):
+        shown = words[: 80 // width]
+        rest = "..." if len(words) > len(shown) else ""
+        print(f"{name:9}{''.join(word.rjust(width) for word in shown)}{rest}")

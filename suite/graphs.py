@@ -31,7 +31,9 @@ def compiles():
 def onednn_is_exact():
     """Whether products of float32 stay exact in oneDNN, which "bf16" selects: some CPUs would round them."""
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # until machine.prepare sets what is wanted
+    torch.backends.mkldnn.matmul.fp32_precision = (
+        "bf16"  # until machine.prepare sets what is wanted
+    )
     product, exact = (a @ b).double(), a.double() @ b.double()
     return bool((product - exact).norm() < 1e-6 * exact.norm())
 

@@ -12,10 +12,16 @@ STYLES = {"none": ("#000000", "o"), "sin": ("#0072B2", "s"), "random": ("#E69F00
 STYLES |= {"learned": ("#009E73", "D"), "dup": ("#CC79A7", "v"), "constant": ("#D55E00", "P")}
 STYLES |= {"ramp": ("#999933", "<"), "counter": ("#882255", "h"), "shuffled": ("#888888", "*")}
 STYLES |= {"rotary": ("#D55E00", "P"), "layernorm-learned": ("#56B4E9", "X")}
-NAMES = {"constant": "constant: one fixed vector", "dup": "dup: the embedding twice", "sin": "sin: the clock"}
+NAMES = {
+    "constant": "constant: one fixed vector",
+    "dup": "dup: the embedding twice",
+    "sin": "sin: the clock",
+}
 LABELS = {"vocab": "vocabulary size K", "pe": "encoding", "accuracy": "token accuracy"}
 LABELS |= {"edits": "edit distance"}
-CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it would slow every trial's start
+CAN_DRAW = (
+    importlib.util.find_spec("matplotlib") is not None
+)  # importing it would slow every trial's start
 # An SVG keeps its words as text, and is the same file whenever it is drawn
 LOOKS = {"font.size": 8, "axes.titlesize": 8, "lines.markersize": 4}
 LOOKS |= {"svg.fonttype": "none", "svg.hashsalt": "report"}
@@ -39,8 +45,15 @@ def panels_of(figure, runs):
         if figure.curves:
             points = [(panel, figure.y, line, xs) for panel, line, xs in figure.curves(result)]
         else:
-            model, line, x = name_of(result.flags.get("model", "")), result.flags["pe"], place(figure, result.flags)
-            points = [(model, name, line, {x: number(result, of)}) for name, of in figure.metrics.items()]
+            model, line, x = (
+                name_of(result.flags.get("model", "")),
+                result.flags["pe"],
+                place(figure, result.flags),
+            )
+            points = [
+                (model, name, line, {x: number(result, of)})
+                for name, of in figure.metrics.items()
+            ]
         for panel, y, line, xs in points:
             drawn = panels.setdefault((panel, y), {}).setdefault(line, {})
             for x, value in xs.items():
@@ -60,8 +73,12 @@ def draw(figure, runs, caption, path):
         across = len({title for title, _ in panels})
     down = math.ceil(len(panels) / across)
     with matplotlib.rc_context(LOOKS):
-        words = max(sum(isinstance(x, str) for x in places(lines)) for lines in panels.values())  # on an axis
-        wide = max(5.5, across * max(2.6, 0.75 * words))  # inches; less would cut the caption off
+        words = max(
+            sum(isinstance(x, str) for x in places(lines)) for lines in panels.values()
+        )  # on an axis
+        wide = max(
+            5.5, across * max(2.6, 0.75 * words)
+        )  # inches; less would cut the caption off
         picture = matplotlib.figure.Figure((wide, 2.4 * down + 1), layout="constrained")
         axes = picture.subplots(down, across, squeeze=False).flat
         for axis, panel in zip(axes, order):
@@ -111,14 +128,23 @@ def draw_line(axis, line, points, style):
     means, (below, above) = means_and_errors(points)
     many = dict(marker="") if len(points) > 20 else {}
     (drawn,) = axis.plot(list(points), means, label=line, **style | many)
-    axis.fill_between(list(points), means - below, means + above, color=drawn.get_color(), alpha=0.15)
+    axis.fill_between(
+        list(points), means - below, means + above, color=drawn.get_color(), alpha=0.15
+    )
 
 
 def draw_points(axis, line, points, style):
     """With every seed's value as a dash."""
     names = [x if isinstance(x, str) else line for x in points]
     for name, values in zip(names, points.values()):
-        axis.plot([name] * len(values), values, "_", color=style.get("color"), markersize=10, alpha=0.6)
+        axis.plot(
+            [name] * len(values),
+            values,
+            "_",
+            color=style.get("color"),
+            markersize=10,
+            alpha=0.6,
+        )
     axis.errorbar(names, *means_and_errors(points), linestyle="none", **style)
     axis.margins(x=0.1)
 
@@ -127,7 +153,12 @@ def legend(picture, panels):
     handles = {}
     for axis in picture.axes:
         handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
-    counts = {len(v) for lines in panels.values() for points in lines.values() for v in points.values()}
+    counts = {
+        len(v)
+        for lines in panels.values()
+        for points in lines.values()
+        for v in points.values()
+    }
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     said = f"mean and 95% percentile bootstrap interval over seeds, n = {n}"
     across = max(1, int(picture.get_figwidth() / 1.9))

@@ -185,7 +185,9 @@ def room_for_gradients(memory, sizes, compiled):
 
 
 def transposed(weight):
-    return weight.T if weight.is_cuda else weight.T.contiguous()  # a CPU multiplies by it faster
+    return (
+        weight.T if weight.is_cuda else weight.T.contiguous()
+    )  # a CPU multiplies by it faster
 
 
 def one_step_earlier(x, sizes):
@@ -198,7 +200,9 @@ def one_step_earlier(x, sizes):
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
     """Gradients of the table, summed in `dtype`, and of the clock, from those of their sums, (N, G)."""
     d_read = d_x[: len(tokens)].to(dtype)
-    if d_x.is_cuda:  # sorts tokens, unless few: atomic additions to the same rows would wait for one another
+    if (
+        d_x.is_cuda
+    ):  # sorts tokens, unless few: atomic additions to the same rows would wait for one another
         d_table = torch.ops.aten.embedding_dense_backward(d_read, tokens, table_rows, -1, False)
     else:
         d_table = d_read.new_zeros(table_rows, d_x.shape[1]).index_add_(0, tokens, d_read)
@@ -212,7 +216,11 @@ class LSTMSweep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight):
-        table, clock, weight = table.detach(), clock.detach(), weight.detach()  # else it compiles twice
+        table, clock, weight = (
+            table.detach(),
+            clock.detach(),
+            weight.detach(),
+        )  # else it compiles twice
         step = choose_step(lstm_step, lstm_step_in_place, table, weight, compiled)
         low = weight.to(table.dtype)
         N, B, H = sum(sizes), sizes[0], weight.shape[1]
@@ -341,7 +349,9 @@ class GRUSweep(torch.autograd.Function):
 
 def gru_sweep(layer, table, clock, tokens, sizes, compiled):
     candidate_bias = layer.bias_hh_l0[-layer.hidden_size :]
-    return GRUSweep.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0, candidate_bias)
+    return GRUSweep.apply(
+        table, clock, tokens, sizes, compiled, layer.weight_hh_l0, candidate_bias
+    )
 
 
 def lstm_sweep(layer, table, clock, tokens, sizes, compiled):

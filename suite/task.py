@@ -129,6 +129,11 @@ class Task:
     def begin(self):
         """Before a trial, and before --all: find what it needs beside flags, as a text."""
 
+    def describe(self):
+        """The trial in a few words."""
+        words = [f"{before}{self.config[flag]}" for flag, before in self.folder_words.items()]
+        return f"{self.name} {' '.join(words)} seed {self.seed}"
+
     # -- the model
 
     def positions(self):
@@ -212,16 +217,28 @@ class Task:
     def test_episode(self):
         return self.episode(self.held_out.rows)
 
-    def evaluate(self, model, engine):
-        """{name: number} of the held-out test."""
+    def predict(self, model, engine, episode):
+        """Answers and cross-entropies, (N, M) each."""
 
         def logits(inputs, steps):
             return engine.logits(model, inputs, steps)
 
+        return common.predict(logits, episode, self.batch)
+
+    def evaluate(self, model, engine):
+        """{name: number} of the held-out test."""
         episode = self.test_episode()
-        predictions, losses = common.predict(logits, episode, self.batch)
+        predictions, losses = self.predict(model, engine, episode)
         metrics = common.sequence_metrics(episode, predictions, losses)
         return self.summarise(metrics, (predictions == episode.targets).cpu().numpy())
+
+    def examples(self, model, engine):
+        """What was read, wanted and answered in the first two held-out sequences."""
+        episode = self.test_episode().rows(slice(0, 2))
+        answers, _ = self.predict(model, engine, episode)
+        read = episode.inputs[:, : episode.inputs.shape[1] - episode.commands]
+        columns = read.tolist(), episode.targets.tolist(), answers.tolist()
+        return [dict(zip(("read", "wanted", "answered"), row)) for row in zip(*columns)]
 
     def summarise(self, metrics, right):
         """What is kept of the metrics; `right`, (N, M): is each answer right?"""

@@ -22,6 +22,9 @@ import torch
 import common
 from suite import files, graphs, machine
 from suite.files import NOT_FINITE, End
+from suite.progress import LiveLine, say_left
+
+FOR_A_GPU = "this size is for a GPU"
 
 
 def train(task, argv, stop):
@@ -45,7 +48,7 @@ def train(task, argv, stop):
 
 def loop(training, stop):
     """From the iteration after the checkpoint to the last one."""
-    args = training.args
+    args, line = training.args, LiveLine()
     started = time.perf_counter() - training.seconds
     for i in range(training.iteration + 1, args.iterations + 1):
         training.rate.fill_(training.task.rate(i))
@@ -53,16 +56,21 @@ def loop(training, stop):
         training.iteration, training.seconds = i, time.perf_counter() - started
 
         last = i == args.iterations
+        if line.is_due():
+            line.draw(training.say_progress(live=True))
         if last or i % args.log_every == 0:
             training.log()
+            if not line.live:
+                print(training.say_progress(live=False), flush=True)
         if args.snapshot_every and i % args.snapshot_every == 0:
             training.save_snapshot()
         stopping = stop.requested
         if last or stopping or i % args.save_every == 0:
             training.save()
         if stopping:
-            print(f"saved at iteration {i}")
-            return
+            break
+    line.clear()
+    print(f"saved at iteration {training.iteration}", flush=True)
 
 
 class Training:
@@ -90,6 +98,7 @@ class Training:
         if device.type == "cuda":
             self.generators.append(torch.cuda)
         self.rng_states = []
+        self.advice = ""  # at the end of the line that shows how far it is
         self.earlier = []  # the records of the processes that trained a part of it
         self.record = {
             "task": task.home or task.name,
@@ -148,7 +157,8 @@ class Training:
         parameters = self.record["parameters"]
         print(f"{self.folder}\n{parameters:,} parameters, {self.record['device']}")
         if self.device.type == "cpu" and parameters > 10**6 and "quick" in self.task.scales:
-            print("this size is for a GPU: --scale quick takes a minute")
+            print(f"{FOR_A_GPU}: --scale quick takes a minute")
+            self.advice = f"; {FOR_A_GPU}"
         print(f"from iteration {self.iteration} on", flush=True)
         self.make_step()
         for source, state in zip(self.generators, self.rng_states):
@@ -208,17 +218,31 @@ class Training:
             raise End(NOT_FINITE, why)
 
     def log(self):
-        """A row of curve.csv, means since the last one, and a line; waits for the device."""
+        """A row of curve.csv, means since the last one; waits for the device."""
         self.require_finite()
-        i, iterations = self.iteration, self.args.iterations
-        count = i - (self.rows[-1][0] if self.rows else 0)
-        loss, accuracy = (x.item() / count for x in self.sums.values())
+        means = self.means()
         for x in self.sums.values():
             x.zero_()
-        self.rows.append([i, loss, accuracy, self.task.rate(i), round(self.seconds, 3)])
-        left = datetime.timedelta(seconds=round((iterations / i - 1) * self.seconds))
-        line = f"iteration {i}/{iterations}  loss {loss:.4f}  accuracy {accuracy:.4f}"
-        print(f"{line}  {left} left", flush=True)
+        rate, seconds = self.task.rate(self.iteration), round(self.seconds, 3)
+        self.rows.append([self.iteration, *means, rate, seconds])
+
+    def means(self):
+        """Loss and accuracy since the last row, or else those of this row."""
+        at, *means = self.rows[-1][:3] if self.rows else (0,)
+        if self.iteration > at:
+            means = [x.item() / (self.iteration - at) for x in self.sums.values()]
+        return means
+
+    def say_progress(self, live):
+        """A line on how far this is; waits for the device."""
+        i, iterations = self.iteration, self.args.iterations
+        loss, accuracy = self.means()
+        left = say_left((iterations / i - 1) * self.seconds)
+        how = f"loss {loss:.4f}  accuracy {accuracy:.4f}  {left}"
+        if not live:
+            return f"iteration {i}/{iterations}  {how}"
+        far = f"{i:,} of {iterations:,}  {i / iterations:.0%}  {i / self.seconds:.3g}/s"
+        return f"{self.task.describe()}  {far}  {how}{self.advice}"
 
     def write_curve(self):
         lines = ["iteration,loss,accuracy,learning_rate,seconds"]
@@ -232,6 +256,7 @@ class Training:
         result = self.record | {
             "earlier": self.earlier,
             "metrics": self.task.evaluate(self.model, self.engine),
+            "examples": self.task.examples(self.model, self.engine),
             "iterations": self.iteration,
             "seconds": round(self.seconds, 3),
             "peak_memory_bytes": machine.peak_memory(self.device),

@@ -36,7 +36,10 @@ class Results(list):
 
     def where(self, **flags):
         has = lambda row: all(row.get(k) == v for k, v in flags.items())
-        return Results([result for result in self if has(result.flags)], [row for row in self.rows if has(row)])
+        return Results(
+            [result for result in self if has(result.flags)],
+            [row for row in self.rows if has(row)],
+        )
 
     def values(self, metric="token_accuracy", **flags):
         """The metric of those with these flags, a number for each seed."""
@@ -213,7 +216,9 @@ def above(text, values, threshold):
 
 def better(text, high, lows, primary=""):
     """A sample's mean is above that of each other sample, {name: sample}."""
-    return all_of(text, {f"over {name}": difference([high], [low]) for name, low in lows.items()}, primary)
+    return all_of(
+        text, {f"over {name}": difference([high], [low]) for name, low in lows.items()}, primary
+    )
 
 
 def controls(runs):
@@ -232,7 +237,9 @@ def no_gain(text, high, low, margin):
     """Yes: a gain would be below the margin. No: there is a gain, even one below the margin."""
     if (d := difference([high], [low])) is None:
         return Verdict(text)
-    return Verdict(text, f"{d.words()}, margin {margin:.3g}, n = {d.n}", d.below(margin), d.above())
+    return Verdict(
+        text, f"{d.words()}, margin {margin:.3g}, n = {d.n}", d.below(margin), d.above()
+    )
 
 
 def holm(verdicts):
