@@ -58,7 +58,8 @@ def fig7_gru(runs):
     yield above("GRUs answer less than half (our number), with the clock or without one.", wrong, 0.5)
 
 
-beyond.add_to(DelayedAddition, "Delayed addition", SMALL, thirds=True)
+DelayedAddition.figures |= beyond.which_clock("Delayed addition", SMALL, thirds=True)
+DelayedAddition.figures |= beyond.models_of_today("Delayed addition", SMALL)
 
 if __name__ == "__main__":
     raise SystemExit(run.main(DelayedAddition))

@@ -26,6 +26,7 @@ import numpy as np
 import bench
 from common import Refused
 from delayed_add import DelayedAddition
+from dual_frequency import DualFrequency
 from lm_shakespeare import Shakespeare
 from lm_wikitext import WikiText
 from predecessor import Predecessor
@@ -34,8 +35,10 @@ from sort import Sort
 from stability import Stability
 from suite import pictures, run, trial
 from suite.verdicts import Run, Runs, Verdict, bootstrap_interval, holm, number
+from variable_length import VariableLength
 
-TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shakespeare]
+TASKS = [Reverse, DualFrequency, VariableLength, Sort, DelayedAddition, Predecessor]
+TASKS += [Stability, WikiText, Shakespeare]
 BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
 END = "<!-- made by python report.py --write up to here: edit below this line only -->"
 
