@@ -53,7 +53,7 @@ FLAGS = [
     Flag("batch", 512, "sequences per iteration", int, least=1),
     Flag("lr", 1e-3, "peak of the learning rate", float),
     Flag("warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", int),
-    Flag("held_out", None, "test sequences, never trained on (1024; --dual-freq: 64 L)", int, least=1),
+    Flag("held_out", None, "test sequences, never trained on (1024; dual_frequency.py: 64 L)", int, least=1),
     Flag("combine", "concat", "encoding with embedding", choices=("concat", "add")),
     Flag("encode", "both", "steps with the encoding", choices=("input", "output", "both")),
     Flag("amplitude", None, "length of the encoding's vectors (1; learned: the root of --embed)", float),
@@ -67,7 +67,7 @@ PLUMBING = [
     Flag("out", "runs", "folder of all trials"),
     Flag("overwrite", False, "delete the trial's folder and start anew", bool),
     Flag("save_every", 5000, "iterations between checkpoints", int, least=1),
-    Flag("snapshot_every", None, "iterations between kept weights, 0: none (--dual-freq: 5000)", int),
+    Flag("snapshot_every", None, "iterations between kept weights, 0: none (dual_frequency.py: 5000)", int),
     Flag("log_every", 100, "iterations per row of curve.csv", int, least=1),
     Flag("device", "auto", "auto: cuda if there", choices=("auto", "cpu", "cuda")),
     Flag("engine", "auto", "by hand, or torch.nn: equal but for rounding", choices=("auto", "fast", "torch")),
@@ -145,8 +145,7 @@ def complete(task, args):
     if isinstance(args.seed, range):
         raise Refused("--seed takes a range with --list, --all and report.py alone")
     args = argparse.Namespace(**vars(args))
-    kind = task.variant(args)
-    usual = defaults_of(task) | kind.defaults(args)
+    usual = defaults_of(task) | task.defaults(args)
     for flag, value in usual.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
@@ -155,12 +154,12 @@ def complete(task, args):
     names = [name for name, flag in flags_of(task).items() if flag.science and name not in task.without]
     names += ["precision"] * (args.precision == "bf16")  # the others differ by rounding alone
     config = {name: getattr(args, name) for name in sorted(names)}
-    words = [f"{before}{config[name]}" for name, before in kind.named.items()]
+    words = [f"{before}{config[name]}" for name, before in task.named.items()]
     for name, value in config.items():
-        if name not in ("seed", *kind.named) and value != usual[name]:
+        if name not in ("seed", *task.named) and value != usual[name]:
             words.append(name.replace("_", "-") + ("" if value is True else f"={value}"))
-    folder = Path(args.out, kind.home or kind.name, "-".join(words), f"seed{args.seed}")
-    found = kind(args, config, folder)
+    folder = Path(args.out, task.name, "-".join(words), f"seed{args.seed}")
+    found = task(args, config, folder)
     found.check()
     return found
 

@@ -109,7 +109,7 @@ class Trial:
         self.iteration, self.seconds, self.rows, self.random = 0, 0.0, [], []
         self.earlier = []  # what is recorded of the processes that trained a part of it
         size = sum(p.numel() for p in self.model.parameters())
-        self.about = {"task": task.home or task.name, "config": task.config, "parameters": size}
+        self.about = {"task": task.name, "config": task.config, "parameters": size}
         self.about |= machine.provenance(argv, engine, device)
 
     def begin(self):
