@@ -37,12 +37,13 @@ import torch.nn.functional as F
 
 import beyond
 import common
+import dual_frequency
 import lm_shakespeare
 import lm_wikitext
 import report
-import reverse
 import stability
 from delayed_add import DelayedAddition
+from dual_frequency import DualFrequency
 from lm_shakespeare import Shakespeare
 from lm_wikitext import WikiText
 from predecessor import Predecessor
@@ -50,10 +51,11 @@ from reverse import Reverse
 from sort import Sort
 from stability import Stability
 from suite import fast, machine, pictures, run, sweeps, trial, verdicts
+from variable_length import VariableLength
 
 HERE, CPU, Skip = Path(__file__).resolve().parent, torch.device("cpu"), unittest.SkipTest
 README, SMOKE = (HERE / "README.md").read_text(), "--scale smoke --device cpu"
-BATTERY = [(Reverse, ""), (Reverse, "--min-length 3"), (Reverse, "--dual-freq")]  # tasks and flags
+BATTERY = [(Reverse, ""), (VariableLength, "--min-length 3"), (DualFrequency, "")]  # tasks and flags
 BATTERY += [(Sort, ""), (DelayedAddition, ""), (Predecessor, "")]
 PAPERS, TABLES = ("gru", "lstm", "s4d"), ("sin", "random", "learned")
 CLOCKS = *TABLES, "constant", "ramp", "counter", "shuffled"
@@ -424,10 +426,10 @@ def test_a_batch_depends_on_the_seed_and_the_iteration_alone(device=CPU, drawn=l
 def everything(task):
     """{row: how likely training draws it, relative to the others}, by enumeration."""
     K, L, of_length = task.vocab, task.length, lambda n: itertools.product(range(task.vocab), repeat=n)
-    if isinstance(task, reverse.VariableLength):
+    if isinstance(task, VariableLength):
         lengths = range(task.args.min_length, L + 1)
         return {(*x, *[K] * (L - n)): K**-n for n in lengths for x in of_length(n)}
-    if isinstance(task, reverse.DualFrequency):
+    if isinstance(task, DualFrequency):
         return {x: 7 ** sum(integer < K / 2 for integer in x) for x in of_length(L)}
     if isinstance(task, Predecessor):
         return {(*x, query): 1 for x in itertools.permutations(range(K), L) for query in x[1:]}
@@ -436,7 +438,7 @@ def everything(task):
 
 def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_should_be():
     scarce = ["--vocab 2 --length 4 --held-out 8", "--vocab 4 --length 4 --held-out 5 --min-length 2"]
-    scarce += ["--vocab 4 --length 3 --held-out 12 --dual-freq", "--vocab 3 --length 3 --held-out 13"]
+    scarce += ["--vocab 4 --length 3 --held-out 12", "--vocab 3 --length 3 --held-out 13"]
     scarce += ["--vocab 2 --length 2 --held-out 6", "--vocab 4 --length 3 --held-out 16"]
     for (script, _), flags in zip(BATTERY, scarce, strict=True):
         task = task_of(flags, script, build=True)
@@ -492,7 +494,7 @@ def test_evaluation_by_hand():
         close(metrics["cross_entropy"], F.cross_entropy(logits[counted], targets[counted]), 1e-6)
         for length, accuracy in metrics.get("by_length", {}).items():
             close(accuracy, right[counted.sum(1) == int(length)][:, : int(length)].mean(), 1e-12)
-        if "dual" in flags:
+        if script is DualFrequency:
             assert np.allclose(list(metrics["by_condition"].values()), right.view(4, 8, 2).mean(2))
             rare = (task.held_out.rows >= 4).view(4, 8, 2, 8)
             for (c, name), p in itertools.product(enumerate(metrics["by_condition"]), range(8)):
@@ -522,7 +524,7 @@ def test_engines_agree():
     cases = [(*case, *BATTERY[n % 6]) for n, case in enumerate(itertools.product(PAPERS, cases))]
     cases += [(kind, ("sin", "concat"), *case) for kind in PAPERS for case in BATTERY]
     for kind, (pe, combine), script, flags in cases:
-        flags += " --encode output --amplitude 2" * (script is not Reverse and pe in CLOCKS)
+        flags += " --encode output --amplitude 2" * (script is not VariableLength and pe in CLOCKS)
         flags += " --bands 0.3:1" * (pe == "sin")
         words = f"--length 5 --model {kind} --pe {pe} --combine {combine} {flags}"
         compare_engines(words, script)
@@ -533,9 +535,10 @@ def test_engines_agree():
 def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
     patches = [mock.patch.object(sweeps, "choose_step", lambda step, *_: step)]  # the twins for CUDA
     patches += [mock.patch.object(fast, "CHUNK", chunk) for chunk in (7, 50)]  # of rows
-    for kind, patch, flags in itertools.product(PAPERS, patches, ("--min-length 3", "--pe learned", "")):
+    cases = (VariableLength, "--min-length 3"), (Reverse, "--pe learned"), (Reverse, "")
+    for kind, patch, (script, flags) in itertools.product(PAPERS, patches, cases):
         with patch:
-            compare_engines(f"--length 5 --model {kind} {flags}")
+            compare_engines(f"--length 5 --model {kind} {flags}", script)
 
 
 def test_an_iteration_never_waits_for_its_device():
@@ -688,20 +691,20 @@ def test_out_of_memory_ends_a_trial_with_1():
 
 
 def test_what_a_trial_leaves():
-    words = f"{SMOKE} --dual-freq --pe random --lr 0.5"
+    words = f"{SMOKE} --pe random --lr 0.5"
     with workplace():
-        ends(0, words)
+        ends(0, words, DualFrequency)
         folder, before, result = folder_in(), files(), read_json(folder_in() / "result.json")
-        name = "lstm-random-K8-L8-batch=8-dual-freq-embed=16-held-out=32-hidden=16-iterations=20-lr=0.5"
-        assert folder.as_posix() == f"runs/reverse/{name}/seed0"
-        wanted = dict(task="reverse", iterations=20, parameters=3480, argv=words.split(), earlier=[])
+        name = "lstm-random-K8-L8-batch=8-embed=16-held-out=32-hidden=16-iterations=20-lr=0.5"
+        assert folder.as_posix() == f"runs/dual_frequency/{name}/seed0"
+        wanted = dict(task="dual_frequency", iterations=20, parameters=3480, argv=words.split(), earlier=[])
         keys = {"config", "seconds", "commit", "dirty", "torch", "device", "engine", "threads", "finished"}
         assert wanted.items() <= result.items() and keys <= result.keys()
         last, snapshot = load(folder / "last.pt")["model"], load(folder / "snapshots/000020.pt")
         assert last.keys() == snapshot.keys() and all(torch.equal(last[k], snapshot[k]) for k in last)
-        said, seldom = ends(0, words), columns(folder)  # finished: shown, and nothing is touched
+        said, seldom = ends(0, words, DualFrequency), columns(folder)  # finished: nothing is touched
         assert files() == before and f"{result['metrics']['token_accuracy']:.4g}" in said
-        ends(0, f"{words} --log-every 1 --overwrite")
+        ends(0, f"{words} --log-every 1 --overwrite", DualFrequency)
         each = columns(folder)[:, 1:3].reshape(4, 5, 2)  # a row is the mean since the last one
         assert np.allclose(seldom[:, 1:3], each.mean(1), rtol=1e-6)
 
@@ -709,14 +712,15 @@ def test_what_a_trial_leaves():
 # -- Flags; many trials
 REFUSED = {  # after --scale smoke
     Reverse: """--vocab 1, --vocab 2147483648, --vocab x, --lr nan, --lr -1, --embed 7, --seed 5-3, --x 1, x,
-        --seed 0-4, --vocab 2 --length 3, --vocab 2 --length 3 --held-out 5, --length 4 --min-length 5,
-        --list fig99, --all fig99, --list fig2 --vocab 31, --precision bf16, --vocab 15 --dual-freq,
-        --warmup 11 --iterations 10, --dual-freq --min-length 3, --dual-freq --held-out 100, --iterations,
-        --dual-freq --vocab 2 --length 3 --held-out 12, --encode input --min-length 3, --bands 0.51:0.55,
-        --bands 0.5:0.5, --pe counter --embed 3, --blocks 2, --model mingru --engine fast, --device cuda""",
+        --seed 0-4, --vocab 2 --length 3, --vocab 2 --length 3 --held-out 5,
+        --list fig99, --all fig99, --list fig2 --vocab 31, --precision bf16,
+        --warmup 11 --iterations 10, --iterations, --bands 0.51:0.55, --bands 0.5:0.5,
+        --pe counter --embed 3, --blocks 2, --model mingru --engine fast, --device cuda""",
+    DualFrequency: "--vocab 15, --held-out 100, --vocab 2 --length 3 --held-out 12, --min-length 4",
+    VariableLength: "--length 4 --min-length 5, --encode input",
     DelayedAddition: "--vocab 2 --length 2",
     Predecessor: "--length 1, --vocab 3, --vocab 4 --length 2 --held-out 13",
-    Stability: ", --target 9, --pairs 6, --min-length 4, --model mingru",  # the first: not trained
+    Stability: ", --target 9, --pairs 6, --model mingru",  # the first: not trained
 }
 
 
@@ -747,17 +751,19 @@ def test_folder_names_hold_what_changes_results():
     plumbing = "--save-every 7|--log-every 3|--snapshot-every 9|--out x|--precision fp32|--engine torch"
     plumbing += "|--no-graph|--deterministic|--overwrite|--warmup 1000|--amplitude 1|--bands 0:1"
     assert {name(words) for words in plumbing.split("|")} == {"lstm-sin-K16384-L64"}
-    science = "--lr 0.1|--warmup 7|--min-length 3|--dual-freq|--clip 0|--combine add|--amplitude 2|--pe none"
+    science = "--lr 0.1|--warmup 7|--clip 0|--combine add|--amplitude 2|--pe none"
     science += "|--bands 0:0.5|--encode input|--model mamba --blocks 2|--vocab 8|--length 8|--precision bf16"
     science += "|--hidden 8|--embed 8|--iterations 9|--batch 9|--held-out 9|--beta1 0|--beta2 0|--eps 1|"
     assert len({name(words) for words in science.split("|")}) == len(science.split("|"))
+    assert task_of("--min-length 3", VariableLength).folder.parent.name == "lstm-sin-K16384-L64-min-length=3"
 
 
 def test_defaults_and_grids_are_the_papers():
     wanted = dict(length=64, iterations=300_000, batch=512, hidden=512, embed=512, lr=1e-3, warmup=1000)
     wanted |= dict(beta1=0.9, beta2=0.999, eps=1e-8, clip=1, held_out=1024, combine="concat", encode="both")
     assert all(wanted.items() <= vars(one.args).items() for one in listed(Reverse, "fig2", "paper"))
-    counts = {Reverse: dict(fig2=180, fig3=30, fig11=10, fig12=15, fig13=20, fig14=20), Sort: dict(fig8=110)}
+    counts = {Reverse: dict(fig2=180, fig12=15, fig13=20), DualFrequency: dict(fig3=30)}
+    counts |= {VariableLength: dict(fig11=10, fig14=20), Sort: dict(fig8=110)}
     counts |= {DelayedAddition: dict(fig7=40), Predecessor: dict(fig10=50), Stability: dict(fig5=30)}
     for task, figures in counts.items():
         assert figures == {figure: len(listed(task, figure, "paper")) for figure in figures}
@@ -888,11 +894,11 @@ def test_the_vocabulary_that_is_handled_by_hand():
     """log2 of the K at which accuracy falls to 95%, by straight lines between neighbours; K = 4, 8, 16."""
     for accuracies, wanted in (((0.96, 1.0, 0.9), 3.5), ((1.0, 0.99, 0.96), 4.0), ((0.9, 0.99, 0.9), 2.0)):
         cells = [({"vocab": vocab, "pe": "sin"}, [x]) for vocab, x in zip((4, 8, 16), accuracies)]
-        close(reverse.crossings(made_up(cells), pe="sin"), [wanted], 1e-9)
-    close(reverse.crossings(made_up(cells), 0.97, pe="sin"), [2.0], 1e-9)  # of the last accuracies
+        close(verdicts.crossings(made_up(cells), pe="sin"), [wanted], 1e-9)
+    close(verdicts.crossings(made_up(cells), 0.97, pe="sin"), [2.0], 1e-9)  # of the last accuracies
     # The area under them: K = 4, 16, 32 are 2, 4 and 5 in log2
     cells = [({"vocab": vocab, "pe": "sin"}, [x]) for vocab, x in ((16, 0.6), (4, 1.0), (32, 0.5))]
-    close(reverse.areas(made_up(cells), pe="sin"), [(2 * 0.8 + 1 * 0.55) / 3], 1e-9)
+    close(verdicts.areas(made_up(cells), pe="sin"), [(2 * 0.8 + 1 * 0.55) / 3], 1e-9)
 
 
 def at_the_end(none, sin):
@@ -938,10 +944,10 @@ def test_verdicts_on_targets_and_positions_by_hand():
     """Of Frequent targets among Rare disturbants positions 1 and 2 of 8 are .30 below the others, +-.01."""
     rows, found = [{"model": "lstm", "pe": "none", "seed": seed} for seed in range(3)], []
     for row, lost in zip(rows, (0.29, 0.30, 0.31)):
-        accuracies = dict.fromkeys(reverse.CONDITIONS, [0.9] * 8)
+        accuracies = dict.fromkeys(dual_frequency.CONDITIONS, [0.9] * 8)
         accuracies["frequent/rare"] = [0.9 - lost, 0.9 - lost, *[0.9] * 6]
         found.append(verdicts.Run(row, {"by_condition": accuracies}, {}, None))
-    *_, judged = reverse.judge_targets(verdicts.Runs(found, rows), "lstm")
+    (judged,) = dual_frequency.judge_positions(verdicts.Runs(found, rows), "lstm")
     assert judged.word == "yes" and judged.numbers == "+0.300 [+0.275, +0.325], n = 3"
 
 
@@ -1035,8 +1041,8 @@ def test_readme_commands_run():
 def test_imports_run_down_only_and_stand_at_the_top():
     """Who imports stands behind what is imported; optional packages alone are imported inside a function."""
     order = """common suite.graphs suite.sweeps suite.fast suite.task suite.machine suite.trial suite.verdicts
-        suite.pictures suite.run beyond reverse sort delayed_add predecessor lm_wikitext lm_shakespeare
-        stability bench report""".split()  # noqa: SIM905
+        suite.pictures suite.run beyond reverse dual_frequency variable_length sort delayed_add predecessor
+        lm_wikitext lm_shakespeare stability bench report""".split()  # noqa: SIM905
     assert {f"suite.{path.stem}" for path in HERE.glob("suite/*.py")} - {"suite.__init__"} <= set(order)
     for importer in order:
         tree = ast.parse((HERE / f"{importer.replace('.', '/')}.py").read_text())
@@ -1110,7 +1116,7 @@ def test_stability_where_gradients_vanish():
 
 def test_stability_pairs_share_the_target_and_what_is_before_it():
     draw = lambda count: torch.stack(stability.draw_pairs(3, 10, 12, 5, count), 1).unflatten(0, (4, count))
-    for name, rows in zip(reverse.CONDITIONS, draw(50).tolist()):
+    for name, rows in zip(dual_frequency.CONDITIONS, draw(50).tolist()):
         target, other = (5 * (kind == "rare") for kind in name.split("/"))
         for a, b in rows:  # 12 integers, the target at t = 5, and 8 commands
             assert a[:5] == b[:5] and a[5:12] != b[5:12] and a[12:] == b[12:] == [10] * 8
@@ -1121,7 +1127,7 @@ def test_stability_pairs_share_the_target_and_what_is_before_it():
 
 
 def test_stability_of_a_trial():
-    words, trained = f"{SMOKE} --model s4d --pairs 8 --seed 3", f"{SMOKE} --model s4d --seed 3 --dual-freq"
+    words, trained = f"{SMOKE} --model s4d --pairs 8 --seed 3", f"{SMOKE} --model s4d --seed 3"
     with workplace():
         ends(0, f"{words} --train", Stability)
         folder, path, before = folder_in(), folder_in() / "stability.json", outcome(folder_in())
@@ -1130,13 +1136,13 @@ def test_stability_of_a_trial():
         model = common.Model("s4d", "sin", 8, 16, 16, 16).double()
         model.load_state_dict(load(folder / "last.pt")["model"])
         wanted = plain_stability(model, *stability.draw_pairs(3, 8, 8, 3, 2), 3).view(4, 2).mean(1)
-        close([by_condition[condition]["20"] for condition in reverse.CONDITIONS], wanted, 1e-5)
+        close([by_condition[condition]["20"] for condition in dual_frequency.CONDITIONS], wanted, 1e-5)
         refuses(f"{words} --target 1", Stability)
         with trial.locked(folder):
             ends(73, f"{words} --overwrite", Stability)
         ends(0, words, Stability)
         assert read_json(path)["by_condition"] == by_condition
-        ends(0, f"{trained} --overwrite")  # the trial is one of reverse.py
+        ends(0, f"{trained} --overwrite", DualFrequency)  # the trial is one of dual_frequency.py
         assert outcome(folder) == before and not path.exists()
 
 
@@ -1347,7 +1353,7 @@ WAYS = ["", "--no-graph", "--engine torch", "--precision fp32", "--precision bf1
 WAYS += ["--deterministic", "--deterministic --log-every 50"]
 FP32 = [f"--precision fp32{more}" for more in ("", " --no-graph", " --deterministic")]
 CARD = {f"reverse.py --model {model}": WAYS for model in PAPERS}  # {command: its ways on the card}
-CARD |= {f"reverse.py --min-length 4 --model {model}": ["", "--no-graph"] for model in PAPERS}
+CARD |= {f"variable_length.py --model {model}": ["", "--no-graph"] for model in PAPERS}
 CARD |= {"delayed_add.py": [""], "predecessor.py --model gru": [""], "sort.py": FP32[:1]}
 CARD |= {f"stability.py --train --model {model}": FP32[:1] for model in PAPERS}
 for name in ("mingru", "mamba", "mamba --blocks 2"):  # tf32 alone may move these by 0.01 and more
