@@ -65,7 +65,9 @@ def milliseconds(step, engine, count, device):
 def measure(name, device, repeats, words):
     model, encoding, vocab = name.split("-")
     batch = ["--batch", str(CONFIGURATIONS[name])] if device.type == "cpu" else []
-    task = cli.parse_task(Reverse, ["--model", model, "--pe", encoding, "--vocab", vocab, *batch, *words])
+    task = cli.parse_task(
+        Reverse, ["--model", model, "--pe", encoding, "--vocab", vocab, *batch, *words]
+    )
     task.build(device)
     engine, count = machine.choose_engine(task.args, device), 20 if device.type == "cuda" else 1
     machine.prepare(engine, device)
@@ -89,8 +91,12 @@ def table(content):
 
 
 def main():
-    parser = cli.Parser("bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS))
+    parser = cli.Parser(
+        "bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS)
+    )
     repeats = cli.argparse_type(Flag("repeats", 5, "", int, least=1))
     parser.add_argument("--repeats", type=repeats, default=5, help="timings of each step (5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")

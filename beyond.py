@@ -1,36 +1,125 @@
-"""Beyond the paper: what in the clock helps? Mamba. The end of training.
+"""Beyond the paper: shorter inputs, what in the clock helps, Mamba, the end of training.
 
-These are figures of reverse.py and delayed_add.py.
+    python reverse.py --scale desk --all fig2-short    # Fig. 2's questions at L = 16
+    python delayed_add.py --scale desk --all clocks    # parts of the sinusoid, other clocks
+    python reverse.py --scale desk --all mamba         # Mamba of one block and of two
+    python reverse.py --scale desk --all fig2-end      # does the clock only make learning faster?
 
-python delayed_add.py --scale desk --all clocks     # parts of the sinusoid, other clocks, fewer steps
-python reverse.py --scale desk --all mamba          # Mamba of one block and of two
-python reverse.py --scale desk --all fig2-end       # does the clock only make learning faster?
+Functions of figures, {name: Figure}, which reverse.py and delayed_add.py add to their own.
 """
+
+import functools
 
 import numpy as np
 
-from suite.task import BOTH, SEEDS, WITH_CONSTANT, cross
-from suite.verdicts import all_of, better, crossing, difference, each_seed, gain, higher, number, with_article
+from suite.task import BOTH, BOTH_METRICS, SEEDS, WITH_CONSTANT, Figure, cross
+from suite.verdicts import (
+    all_of,
+    areas,
+    better,
+    clock_raises,
+    crossing,
+    crossings,
+    difference,
+    each_seed,
+    gain,
+    higher,
+    number,
+    vocabulary_sentences,
+    with_article,
+)
 
+
+# -- Fig. 2 of other trials
+def rows_of_16_tokens():
+    cell = dict(pe=WITH_CONSTANT, vocab=[64, 256, 1024], seed=SEEDS)
+    return [
+        *cross(model="gru", **cell | dict(vocab=[16, 64, 256])),
+        *cross(model="lstm", **cell),
+        *cross(model="s4d", iterations=10_000, lr=1e-2, **cell),
+    ]
+
+
+def rows_of_twice_the_training():
+    cell = dict(pe=WITH_CONSTANT, vocab=[64, 1024], iterations=60_000, seed=SEEDS)
+    s4d = cell | dict(iterations=20_000)
+    return [
+        *cross(model="gru", **cell | dict(vocab=[16, 256])),
+        *cross(model="lstm", **cell),
+        *cross(model="s4d", lr=1e-2, **s4d),
+    ]
+
+
+def rows_of_the_papers_size():
+    size = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, iterations=20_000)
+    return cross(model="gru", pe=WITH_CONSTANT, vocab=64, **size, seed=range(3))
+
+
+def like_fig2(fig2):
+    """The same questions, asked after such trials had been seen."""
+
+    def exploratory(runs):
+        return [verdict._replace(primary="") for verdict in fig2.verdicts(runs)]
+
+    def figure(title, rows, **options):
+        notes = (vocabulary_sentences,)
+        return Figure(title, {"desk": rows}, exploratory, BOTH_METRICS, notes=notes, **options)
+
+    twice = "Reverse ordering, L = 16, twice the training"
+    early = "The paper's size, early in training"
+    return {
+        "fig2-short": figure("Reverse ordering, L = 16", rows_of_16_tokens()),
+        "fig2-short-twice": figure(twice, rows_of_twice_the_training()),
+        "fig2-early": figure(early, rows_of_the_papers_size(), picture=False),
+    }
+
+
+def more_of_fig2(rows):
+    """Fig. 2 with other seeds, and a measure that needs no level of accuracy."""
+
+    def judge(runs):
+        for model in runs.levels("model"):
+            text = "The clock raises the area under the accuracy of"
+            text += f" {with_article(model)} over log2 K."
+            yield clock_raises(runs, text, areas, model, primary="end")
+
+    title = "Reverse ordering, seeds 11 to 13"
+    notes = (vocabulary_intervals,)
+    return {"fig2-more": Figure(title, {"desk": rows}, judge, BOTH_METRICS, notes=notes)}
+
+
+def vocabulary_intervals(runs):
+    """The vocabulary that each model handles, at two levels, and what the clock adds to it."""
+    for level in (0.95, 0.8):
+        yield from vocabulary_sentences(runs, level)
+        measure = functools.partial(crossings, level=level)
+        for model in runs.levels("model"):
+            added = clock_raises(runs, "", measure, model).numbers
+            if added:
+                of = f"the K at {level:.0%} of {with_article(model)}"
+                yield f"What the clock adds to log2 of {of}: {added}."
+
+
+# -- Which clock
 THIRDS = {"0:0.3334": "fast", "0.3334:0.6667": "middle", "0.6667:1": "slow"}
 PHASES = {"input": "reading", "output": "answering"}
+MISSING = {"random": "order", "ramp": "a period", "shuffled": "continuity"}
+CLOCKS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
 
 
-def add_to(task, title, cell, thirds=False):
-    """Two figures at desk scale; `cell` holds all trials' flags; `thirds`: parts of the sinusoid too."""
-    rows = cross(**cell, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"], seed=SEEDS)
+def which_clock(title, cell, thirds=False):
+    """`cell` holds all trials' flags; `thirds`: parts of the sinusoid too."""
+    rows = cross(**cell, pe=CLOCKS, seed=SEEDS)
     rows += cross(**cell, pe="sin", encode=list(PHASES), seed=SEEDS)
     if thirds:
         rows += cross(**cell, pe="sin", bands=list(THIRDS), seed=SEEDS)
-    today = cross(**cell | dict(model="mingru"), pe=["none", "dup", "sin"], seed=SEEDS)
-    today += cross(**cell | dict(model="mamba"), pe=["none", "dup", "sin"], seed=SEEDS)
 
-    @task.figure("clocks", f"{title}: which clock", {"desk": rows}, x=("pe", "encode", "bands"))
-    def clocks(runs):
+    def judge(runs):
         whole = runs.where(encode=None, bands=None)
-        for pe, missing in (("random", "order"), ("ramp", "a period"), ("shuffled", "continuity")):
+        sin = whole.values(pe="sin")
+        for pe, missing in MISSING.items():
             text = f"{title}: the clock is better than one without {missing} ({pe})."
-            yield higher(text, whole.values(pe="sin"), whole.values(pe=pe))
+            yield higher(text, sin, whole.values(pe=pe))
         controls = {pe: whole.values(pe=pe) for pe in ("none", "dup")}
         for encode, phase in PHASES.items():
             text = f"{title}: the clock while {phase} alone helps."
@@ -39,37 +128,59 @@ def add_to(task, title, cell, thirds=False):
             text = f"{title}: the {THIRDS[bands]} third of its frequencies alone helps."
             yield better(text, runs.values(bands=bands), controls)
 
-    @task.figure("models-of-today", f"{title}: minGRU; one block of Mamba", {"desk": today}, picture=False)
-    def models_of_today(runs):
+    x = ("pe", "encode", "bands")
+    return {"clocks": Figure(f"{title}: which clock", {"desk": rows}, judge, x=x)}
+
+
+# -- Models of today
+def models_of_today(title, cell):
+    rows = []
+    for model in ("mingru", "mamba"):
+        rows += cross(**cell | dict(model=model), pe=["none", "dup", "sin"], seed=SEEDS)
+
+    def judge(runs):
         yield gain(runs, f"{title}: the clock helps a minGRU.", model="mingru")
         yield gain(runs, f"{title}: the clock helps one block of Mamba.", model="mamba")
 
-
-ONE_BLOCK = dict(model="mamba", length=32, hidden=64, embed=64, lr=2e-2, iterations=2000)
-DEPTH = dict(model="mamba", length=32, hidden=64, embed=64, iterations=4000)
-DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)  # blocks, K, the rate best for pe none on seed 100
+    heading = f"{title}: minGRU; one block of Mamba"
+    return {"models-of-today": Figure(heading, {"desk": rows}, judge, picture=False)}
 
 
-def mamba(task):
-    """The figures of Mamba in reverse ordering."""
-    rows = cross(**ONE_BLOCK, pe=["none", "constant", "dup", "sin"], vocab=[16, 64, 256, 1024], seed=SEEDS)
+MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
+# Blocks, K, the rate best for pe none on seed 100
+DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
+
+
+def mamba():
+    """In reverse ordering."""
+    one_block = dict(lr=2e-2, iterations=2000, pe=["none", "constant", "dup", "sin"])
+    rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024], seed=SEEDS)
     deep = []
     for blocks, vocab, lr in DEPTHS:
-        deep += cross(**DEPTH, blocks=blocks, vocab=vocab, lr=lr, pe=WITH_CONSTANT, seed=SEEDS)
+        cell = dict(iterations=4000, blocks=blocks, vocab=vocab, lr=lr)
+        deep += cross(**MAMBA, **cell, pe=WITH_CONSTANT, seed=SEEDS)
 
-    @task.figure("mamba-vocab", "One block of Mamba, L = 32", {"desk": rows})
-    def of_one_block(runs):
+    def judge_vocabularies(runs):
         for vocab in runs.levels("vocab"):
-            yield gain(runs, f"The clock helps one block of Mamba at K = {vocab}.", vocab=vocab)
+            text = f"The clock helps one block of Mamba at K = {vocab}."
+            yield gain(runs, text, vocab=vocab)
 
-    @task.figure("mamba", "Mamba of one block and of two", {"desk": deep}, x=("pe", "blocks", "vocab"))
-    def of_depth(runs):
+    def judge_depths(runs):
         for blocks, vocab, _ in DEPTHS:
-            text = f"The clock helps Mamba of {blocks} block{'s' * (blocks > 1)} at K = {vocab}."
+            of = f"{blocks} block{'s' * (blocks > 1)}"
+            text = f"The clock helps Mamba of {of} at K = {vocab}."
             yield gain(runs, text, blocks=blocks, vocab=vocab)
-        value = lambda pe, blocks: runs.values(pe=pe, blocks=blocks, vocab=16)
-        more = difference([value("sin", 1), value("none", 2)], [value("none", 1), value("sin", 2)])
-        yield all_of("The clock helps one block more than two, at K = 16.", {"over none": more})
+        none, sin = (runs.where(pe=pe, vocab=16) for pe in BOTH)
+        plus = [sin.values(blocks=1), none.values(blocks=2)]
+        minus = [none.values(blocks=1), sin.values(blocks=2)]
+        text = "The clock helps one block more than two, at K = 16."
+        yield all_of(text, {"over none": difference(plus, minus)})
+
+    title, x = "Mamba of one block and of two", ("pe", "blocks", "vocab")
+    return {
+        "mamba-vocab": Figure("One block of Mamba, L = 32", {"desk": rows}, judge_vocabularies),
+        "mamba": Figure(title, {"desk": deep}, judge_depths, x=x),
+    }
 
 
 # -- The end of training. All of this was fixed before its trials: RESULTS.md, Protocol
@@ -107,13 +218,15 @@ def best_rates(runs):
             tried = runs.where(model=model, pe=pe)
             if tried and len(tried) == len(tried.rows):
                 best = max(tried, key=lambda result: number(result, "token_accuracy"))
-                yield f"The best rate of {with_article(model)} with {pe} is {best.flags['lr']:g}."
+                name, rate = with_article(model), best.flags["lr"]
+                yield f"The best rate of {name} with {pe} is {rate:g}."
 
 
 def worths(runs):
-    """How much training `none` needs for what the clock has at 1 time, log2 of its multiple, of each seed.
+    """How much training `none` needs for what the clock has at 1 time, log2 of its multiple.
 
-    Between the lengths of training `none` goes along a straight line in log2.
+    One number for each seed. Between the lengths of training `none` goes along a straight line
+    in log2.
     """
     iterations = sorted(runs.levels("iterations"))
     places, found = np.log2(np.divide(iterations, iterations[0])), []
@@ -127,19 +240,22 @@ def worth_in_training(runs):
     for model in runs.levels("model"):
         of, name = runs.where(model=model), with_article(model)
         found = worths(of)
-        if worth := difference([found]):
-            mean, low, high = np.exp2([worth.value, *worth.interval()])
-            most = max(of.levels("iterations")) // min(of.levels("iterations"))
-            ends = sum(at in (0, np.log2(most)) for at in found)
-            text = f"What {name} has with the clock at 1 time the training, it has without at"
-            times = f"{mean:.2f} [{low:.2f}, {high:.2f}] times"
-            yield f"{text} {times}; {ends} of {len(found)} seeds at an end (1 or {most} times)."
+        worth = difference([found])
+        if worth is None:
+            continue
+        mean, low, high = np.exp2([worth.value, *worth.interval()])
+        most = max(of.levels("iterations")) // min(of.levels("iterations"))
+        ends = sum(at in (0, np.log2(most)) for at in found)
+        text = f"What {name} has with the clock at 1 time the training, it has without at"
+        times = f"{mean:.2f} [{low:.2f}, {high:.2f}] times"
+        at_end = f"{ends} of {len(found)} seeds at an end (1 or {most} times)"
+        yield f"{text} {times}; {at_end}."
 
 
 def readings(runs):
     """What one model's claim at the longest training means: if it is yes, and if not.
 
-    What `none` gains is paired: a seed's trials share their first weights, data and held-out set.
+    What `none` gains is paired: a seed's trials share first weights, data and held-out set.
     """
     none, sin = (each_seed(runs, "iterations", pe=pe).values() for pe in BOTH)
     ends = [accuracies[-1] for accuracies in none]
@@ -159,21 +275,31 @@ def readings(runs):
     return f"{yes} {gained}", f"{otherwise} {gained}"
 
 
-def end_of_training(task):
-    """The figures of how far training goes, in reverse ordering."""
-    rates, rows = {"desk": to_find_rates()}, {"desk": to_the_end()}
-    told = dict(x="iterations", notes=(worth_in_training,))
+def judge_the_end(runs):
+    for model, (vocab, _, usual, multiples, _) in CELLS.items():
+        of, times = runs.where(model=model), multiples[-1]
+        text = f"After {times} times the training the clock helps {with_article(model)}"
+        text += f" at K = {vocab}."
+        claim = gain(of, text, primary="end", iterations=times * usual)
+        yield claim._replace(readings=readings(of))
 
-    @task.figure("fig2-rates", "Rates, seed 100", rates, notes=(best_rates,), picture=False)
-    def of_rates(runs):
-        """No verdicts: a rate is the best that was seen."""
-        return []
 
-    @task.figure("fig2-end", "Reverse ordering, the end of training", rows, **told)
-    def of_the_end(runs):
-        for model, (vocab, _, usual, multiples, _) in CELLS.items():
-            of, times = runs.where(model=model), multiples[-1]
-            name = with_article(model)
-            text = f"After {times} times the training the clock helps {name} at K = {vocab}."
-            claim = gain(of, text, primary="end", iterations=times * usual)
-            yield claim._replace(readings=readings(of))
+def end_of_training():
+    """In reverse ordering. fig2-rates has no verdicts: a rate is the best that was seen."""
+    rates, title = {"desk": to_find_rates()}, "Reverse ordering, the end of training"
+    return {
+        "fig2-rates": Figure(
+            "Rates, seed 100",
+            rates,
+            verdicts=lambda runs: [],
+            notes=(best_rates,),
+            picture=False,
+        ),
+        "fig2-end": Figure(
+            title,
+            {"desk": to_the_end()},
+            judge_the_end,
+            x="iterations",
+            notes=(worth_in_training,),
+        ),
+    }

@@ -31,8 +31,12 @@ class DelayedAddition(Task):
     name = "delayed_add"
     scales = {
         "paper": dict(vocab=1024, length=16, iterations=600_000),
-        "desk": dict(length=8, vocab=128, hidden=128, embed=128, batch=64, lr=1e-3, iterations=20_000),
-        "quick": dict(length=8, vocab=32, hidden=64, embed=64, batch=64, lr=1e-2, iterations=3000),
+        "desk": dict(
+            length=8, vocab=128, hidden=128, embed=128, batch=64, lr=1e-3, iterations=20_000
+        ),
+        "quick": dict(
+            length=8, vocab=32, hidden=64, embed=64, batch=64, lr=1e-2, iterations=3000
+        ),
         "smoke": SMOKE | dict(length=4, vocab=8, held_out=32),
     }
 
@@ -45,7 +49,9 @@ class DelayedAddition(Task):
         return Episode(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
 
 
-@DelayedAddition.figure("fig7-small", "Delayed addition, 64 units, 3,000 iterations", FIG7_SMALL)
+@DelayedAddition.figure(
+    "fig7-small", "Delayed addition, 64 units, 3,000 iterations", FIG7_SMALL
+)
 @DelayedAddition.figure("fig7", "Reverse ordering + delayed addition", FIG7)
 def fig7(runs):
     for vocab in runs.levels("vocab"):
@@ -55,10 +61,13 @@ def fig7(runs):
 @DelayedAddition.figure("fig7-gru", "Delayed addition by a GRU", FIG7_GRU, x="pe")
 def fig7_gru(runs):
     wrong = [1 - x for x in runs.values()]
-    yield above("GRUs answer less than half (our number), with the clock or without one.", wrong, 0.5)
+    yield above(
+        "GRUs answer less than half (our number), with the clock or without one.", wrong, 0.5
+    )
 
 
-beyond.add_to(DelayedAddition, "Delayed addition", SMALL, thirds=True)
+DelayedAddition.figures |= beyond.which_clock("Delayed addition", SMALL, thirds=True)
+DelayedAddition.figures |= beyond.models_of_today("Delayed addition", SMALL)
 
 if __name__ == "__main__":
     raise SystemExit(cli.main(DelayedAddition))

@@ -30,13 +30,17 @@ class Predecessor(Task):
     scales = {
         "paper": dict(vocab=1024, length=16),
         "desk": dict(length=4, hidden=128, embed=128, batch=64, lr=3e-3, iterations=20_000),
-        "quick": dict(length=4, vocab=64, hidden=64, embed=64, batch=64, lr=1e-2, iterations=4000),
+        "quick": dict(
+            length=4, vocab=64, hidden=64, embed=64, batch=64, lr=1e-2, iterations=4000
+        ),
         "smoke": SMOKE | dict(length=4, vocab=8, held_out=32),
     }
 
     def check(self):
         if not 2 <= self.length <= self.vocab:
-            raise Refused(f"--length has to be from 2 to --vocab {self.vocab}: the integers are different")
+            raise Refused(
+                f"--length has to be from 2 to --vocab {self.vocab}: the integers are different"
+            )
         super().check()
 
     def positions(self):
@@ -65,13 +69,18 @@ class Predecessor(Task):
         return Episode(rows, x.gather(1, asked - 1), slice(self.length, self.length + 1))
 
     def summarise(self, metrics, right):
-        return {"accuracy": metrics["token_accuracy"], "cross_entropy": metrics["cross_entropy"]}
+        return {
+            "accuracy": metrics["token_accuracy"],
+            "cross_entropy": metrics["cross_entropy"],
+        }
 
 
 @Predecessor.figure("fig10", "Predecessor query", FIG10, metrics={"accuracy": "accuracy"})
 def fig10(runs):
     for vocab in runs.levels("vocab"):
-        yield gain(runs, f"The clock helps an LSTM's query at K = {vocab}.", "accuracy", vocab=vocab)
+        yield gain(
+            runs, f"The clock helps an LSTM's query at K = {vocab}.", "accuracy", vocab=vocab
+        )
 
 
 if __name__ == "__main__":

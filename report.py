@@ -27,6 +27,7 @@ import numpy as np
 import bench
 from common import Refused
 from delayed_add import DelayedAddition
+from dual_frequency import DualFrequency
 from lm_shakespeare import Shakespeare
 from lm_wikitext import WikiText
 from predecessor import Predecessor
@@ -35,8 +36,10 @@ from sort import Sort
 from stability import Stability
 from suite import cli, files, pictures
 from suite.verdicts import Result, Results, Verdict, bootstrap_interval, holm, number
+from variable_length import VariableLength
 
-TASKS = [Reverse, Sort, DelayedAddition, Predecessor, Stability, WikiText, Shakespeare]
+TASKS = [Reverse, DualFrequency, VariableLength, Sort, DelayedAddition, Predecessor]
+TASKS += [Stability, WikiText, Shakespeare]
 BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
 END = "<!-- made by python report.py --write up to here: edit below this line only -->"
 
@@ -62,7 +65,11 @@ def check_result(trial, content, figure):
 def load(task, name, scale, out, words=()):
     """A figure's trials, and the Results of those done; what cannot be used is named, left out."""
     args, given = cli.parse(task, ["--scale", scale, "--out", str(out), *words])
-    trials, figure, found = cli.trials_of_figure(task, args, given, name), task.figures[name], []
+    trials, figure, found = (
+        cli.trials_of_figure(task, args, given, name),
+        task.figures[name],
+        [],
+    )
     for trial in trials:
         path = trial.folder / trial.task.file
         try:
@@ -78,7 +85,12 @@ def load(task, name, scale, out, words=()):
 
 
 def figures_at(scale):
-    return [(task, *one) for task in TASKS for one in task.figures.items() if one[1].grids.get(scale)]
+    return [
+        (task, *one)
+        for task in TASKS
+        for one in task.figures.items()
+        if one[1].grids.get(scale)
+    ]
 
 
 @functools.cache
@@ -92,7 +104,10 @@ def verdicts_at(scale, out):
         _, runs = load(task, name, scale, out)
         verdicts = list(figure.verdicts(runs))
         if len(runs) < len(runs.rows):
-            verdicts = [Verdict(one.text, primary=one.primary) if one.primary else one for one in verdicts]
+            verdicts = [
+                Verdict(one.text, primary=one.primary) if one.primary else one
+                for one in verdicts
+            ]
         found[task.name, name] = verdicts
     corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
@@ -108,25 +123,48 @@ def short(x, digits=3):
 
 def table(figure, runs):
     """A row for each cell, which is the trials that differ in their seed alone."""
-    flags = list(dict.fromkeys(flag for row in runs.rows for flag in row if flag not in ("seed", "model")))
+    flags = list(
+        dict.fromkeys(
+            flag for row in runs.rows for flag in row if flag not in ("seed", "model")
+        )
+    )
     models = runs.levels("model")
-    varying = [flag for flag in flags if any(len(runs.levels(flag, model=one)) > 1 for one in models)]
+    varying = [
+        flag for flag in flags if any(len(runs.levels(flag, model=one)) > 1 for one in models)
+    ]
     for model in models:
-        same = {flag: runs.levels(flag, model=model)[0] for flag in flags if flag not in varying}
-        if words := cli.as_words({flag: value for flag, value in same.items() if value is not None}):
+        same = {
+            flag: runs.levels(flag, model=model)[0] for flag in flags if flag not in varying
+        }
+        if words := cli.as_words(
+            {flag: value for flag, value in same.items() if value is not None}
+        ):
             yield f"{model or 'all'}: {' '.join(words)}"
     varying = ["model"] * (len(models) > 1) + varying
     first, *others = figure.metrics
-    rows = [[*(flag.replace("_", "-") for flag in varying), first, "interval", "n", *others, "each seed"]]
+    rows = [
+        [
+            *(flag.replace("_", "-") for flag in varying),
+            first,
+            "interval",
+            "n",
+            *others,
+            "each seed",
+        ]
+    ]
     for cell in dict.fromkeys(tuple(row.get(flag) for flag in varying) for row in runs.rows):
         there = runs.where(**dict(zip(varying, cell)))
         if there:
             values = there.values(figure.metrics[first])
-            interval = "-".join(map(short, bootstrap_interval(values))) if len(values) > 1 else ""
+            interval = (
+                "-".join(map(short, bootstrap_interval(values))) if len(values) > 1 else ""
+            )
             means = [short(np.mean(there.values(figure.metrics[name]))) for name in others]
             words = ["-" if value is None else str(value) for value in cell]
             each = " ".join(short(value, 2) for value in values)
-            rows.append([*words, short(np.mean(values)), interval, str(len(values)), *means, each])
+            rows.append(
+                [*words, short(np.mean(values)), interval, str(len(values)), *means, each]
+            )
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         yield "  ".join(word.ljust(w) for word, w in zip(row, widths)).rstrip()
@@ -134,7 +172,11 @@ def table(figure, runs):
 
 def sentence(verdict):
     """A verdict in one line."""
-    p = f", p {'< .001' if verdict.p < 0.001 else f'= {verdict.p:.3f}'}" if verdict.numbers else ""
+    p = (
+        f", p {'< .001' if verdict.p < 0.001 else f'= {verdict.p:.3f}'}"
+        if verdict.numbers
+        else ""
+    )
     primary = " (primary, p corrected)" if verdict.primary else ""
     reading = verdict.readings[0 if verdict.word == "yes" else 1]
     read = f"; read as: {reading}" if reading else ""
@@ -160,7 +202,9 @@ def judged(task, name, scale, out, trials, runs):
         return []
     if task not in TASKS or these != grid:
         return [one._replace(primary="") for one in task.figures[name].verdicts(runs)]
-    return verdicts_at(scale, out)[task.name, name] if scale != "quick" else []  # quick is a first look
+    return (
+        verdicts_at(scale, out)[task.name, name] if scale != "quick" else []
+    )  # quick is a first look
 
 
 def section(task, name, scale, out, words=(), folder="."):
@@ -216,9 +260,13 @@ def task_in(script):
 
 
 def main():
-    parser = cli.Parser("report.py", usage="report.py [SCRIPT [FIGURE]] [flags]", description=__doc__)
+    parser = cli.Parser(
+        "report.py", usage="report.py [SCRIPT [FIGURE]] [flags]", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--scale", choices=Reverse.scales, default="paper", help="of which figures (paper)")
+    parser.add_argument(
+        "--scale", choices=Reverse.scales, default="paper", help="of which figures (paper)"
+    )
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
     parser.add_argument("--write", metavar="FILE", help="make this page")
     # Names end at the first flag: argparse would take a value of the script's flags for one
@@ -233,12 +281,20 @@ def dispatch(args, names, words):
         return 0
     tasks = [task_in(names[0])] if names else TASKS
     if wrong := [name for name in names[1:] if name not in tasks[0].figures]:
-        raise Refused(f"{names[0]} has no figure {wrong[0]}: choose from {', '.join(tasks[0].figures)}")
+        raise Refused(
+            f"{names[0]} has no figure {wrong[0]}: choose from {', '.join(tasks[0].figures)}"
+        )
     for task in tasks:
         for name in names[1:] or task.figures:
             with contextlib.nullcontext() if names[1:] else contextlib.suppress(Refused):
-                for line in section(task, name, args.scale, args.out, tuple(words)):  # Refused: no such trial
-                    print(textwrap.fill(line, 79, subsequent_indent="  ") if line.startswith("- ") else line)
+                for line in section(
+                    task, name, args.scale, args.out, tuple(words)
+                ):  # Refused: no such trial
+                    print(
+                        textwrap.fill(line, 79, subsequent_indent="  ")
+                        if line.startswith("- ")
+                        else line
+                    )
     return 0
 
 

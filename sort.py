@@ -29,8 +29,12 @@ class Sort(Task):
     name = "sort"
     scales = {
         "paper": {},
-        "desk": dict(length=16, vocab=1024, hidden=128, embed=128, batch=64, lr=1e-2, iterations=20_000),
-        "quick": dict(length=32, vocab=32, hidden=64, embed=64, batch=64, lr=2e-2, iterations=2000),
+        "desk": dict(
+            length=16, vocab=1024, hidden=128, embed=128, batch=64, lr=1e-2, iterations=20_000
+        ),
+        "quick": dict(
+            length=32, vocab=32, hidden=64, embed=64, batch=64, lr=2e-2, iterations=2000
+        ),
         "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
     }
 
@@ -39,26 +43,36 @@ class Sort(Task):
 
     def episode(self, rows):
         answers = slice(self.length, 2 * self.length)
-        return Episode(self.with_commands(rows), rows.sort(dim=1).values, answers, commands=self.length)
+        return Episode(
+            self.with_commands(rows), rows.sort(dim=1).values, answers, commands=self.length
+        )
 
 
 @Sort.figure("fig8", "Sorting", FIG8, metrics=BOTH_METRICS)
 def fig8(runs):
     for vocab in runs.levels("vocab", model="lstm"):
-        yield gain(runs, f"The clock helps an LSTM sort at K = {vocab}.", model="lstm", vocab=vocab)
+        yield gain(
+            runs, f"The clock helps an LSTM sort at K = {vocab}.", model="lstm", vocab=vocab
+        )
 
 
-@Sort.figure("fig8-long", "Sorting, L = 32, the embedding twice", FIG8_LONG, metrics=BOTH_METRICS, x="pe")
+@Sort.figure(
+    "fig8-long", "Sorting, L = 32, the embedding twice", FIG8_LONG, metrics=BOTH_METRICS, x="pe"
+)
 def fig8_long(runs):
     yield gain(runs, "The clock helps a GRU sort at K = 64.")
     none, dup = runs.values(pe="none"), runs.values(pe="dup")
-    yield no_gain("The embedding twice does not help a GRU sort (by .02 or more).", dup, none, 0.02)
+    yield no_gain(
+        "The embedding twice does not help a GRU sort (by .02 or more).", dup, none, 0.02
+    )
 
 
 @Sort.figure("fig12", "Sorting, the embedding twice", FIG12, metrics=BOTH_METRICS, x="pe")
 def fig12(runs):
     none, dup = runs.values(pe="none"), runs.values(pe="dup")
-    yield no_gain("The embedding twice does not help an LSTM sort (by .02 or more).", dup, none, 0.02)
+    yield no_gain(
+        "The embedding twice does not help an LSTM sort (by .02 or more).", dup, none, 0.02
+    )
 
 
 if __name__ == "__main__":

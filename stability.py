@@ -1,6 +1,6 @@
 """Gradient stability (Fig. 5): does what is read between a token and its retrieval turn the gradient?
 
-    python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # of a trial of reverse.py --dual-freq
+    python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # of a trial of dual_frequency.py
     python stability.py --all fig5 --train                           # trained where need be
 
     A   7 3 1 4 _ _ _ _    Two sequences share the target (7); their disturbants are all Frequent or all Rare.
@@ -20,71 +20,104 @@ import torch.nn.functional as F
 
 import common
 from common import Refused
-from reverse import AMONG_FREQUENT, AMONG_RARE, CONDITIONS, KINDS, DualFrequency, Reverse
+from dual_frequency import AMONG_FREQUENT, AMONG_RARE, CONDITIONS, KINDS, DualFrequency
 from suite import cli, fast, files, machine, training
 from suite.task import Flag
 from suite.verdicts import above, gain, higher, higher_in_pairs, name_of
 
 
+# -- Pairs of sequences, and how alike their Jacobians are
 def draw_pairs(seed, vocab, length, target, count, device="cpu"):
-    """-> A and B, (4 count, T) each: `count` pairs of each condition in turn, from the seed alone."""
-    pairs = []
+    """-> A and B, (4 count, T) each: `count` pairs of each condition in turn, from the seed."""
+    pairs, half = [], vocab // 2
     for condition, name in enumerate(CONDITIONS):
         k = common.key(seed, common.ANALYSIS, condition, device=device)
         of_target, of_disturbants = map(KINDS.index, name.split("/"))  # 0: Frequent, 1: Rare
-        rows = common.uniform_integers(k, (count, 2, length), vocab // 2) + of_disturbants * (vocab // 2)
-        rows[:, :, target - 1] += (of_target - of_disturbants) * (vocab // 2)
-        rows[:, 1, :target] = rows[:, 0, :target]  # so that they share the state (section 4.3)
+        rows = common.uniform_integers(k, (count, 2, length), half)
+        rows += of_disturbants * half
+        rows[:, :, target - 1] += (of_target - of_disturbants) * half
+        # Up to the target they are the same, so that they share the state (section 4.3)
+        rows[:, 1, :target] = rows[:, 0, :target]
         pairs.append(F.pad(rows, (0, length + 1 - target), value=vocab))
     return torch.cat(pairs).unbind(1)
 
 
 @torch.no_grad()
-def stability(model, a, b, target, at_once=64):  # at H = 512 the Jacobians of 64 pairs need 1 GiB
-    """(P,): sum_i w_i cos(J_i^A, J_i^B) of token rows a and b (P, T), w_i in proportion to |J_i^A||J_i^B|."""
-    similarity = s4d_similarity if isinstance(model.layer, common.S4D) else recurrent_similarity
-    table, clock = fast.input_products(model, model.embedding.weight, a.shape[1])  # (K+1, G), (T, G)
-    parts = map(torch.cat, zip(a.split(at_once), b.split(at_once)))  # (S, T), first all A, then all B
-    return torch.cat([similarity(model.layer, table[rows.T] + clock[:, None], target) for rows in parts])
+def stability(model, a, b, target, at_once=64):
+    """(P,): sum_i w_i cos(J_i^A, J_i^B), with w_i in proportion to |J_i^A||J_i^B|.
+
+    A and B are rows of tokens, (P, T); i is an output. At H = 512 the Jacobians of 64 pairs
+    need 1 GiB.
+    """
+    similarity = recurrent_similarity
+    if isinstance(model.layer, common.S4D):
+        similarity = s4d_similarity
+    # What the layer reads is table[token] + clock[step]: (K+1, G), (T, G)
+    table, clock = fast.input_products(model, model.embedding.weight, a.shape[1])
+    found = []
+    for part in zip(a.split(at_once), b.split(at_once)):
+        rows = torch.cat(part)  # (S, T), first all A, then all B
+        inputs = table[rows.T] + clock[:, None]  # (T, S, G)
+        found.append(similarity(model.layer, inputs, target))
+    return torch.cat(found)
 
 
 def weighted_cosine(ab, aa, bb):
     """(P,) from <J_i^A, J_i^B>, <J_i^A, J_i^A>, <J_i^B, J_i^B>, (P, D) each."""
-    ab, weights = ab.double().sum(-1), (aa.double() * bb.double()).sqrt().sum(-1)
-    return (ab / weights.clamp(min=torch.finfo(torch.double).tiny)).clamp(-1, 1)
+    weights = (aa.double() * bb.double()).sqrt().sum(-1)
+    smallest = torch.finfo(torch.double).tiny
+    return (ab.double().sum(-1) / weights.clamp(min=smallest)).clamp(-1, 1)
 
 
+# -- GRU and LSTM: a product of Jacobians, from the answering step back to the target
 def recurrent_similarity(layer, inputs, target):
     """(P,) of a GRU or an LSTM, whose gates' inputs are (T, S, G)."""
-    step, parts = (lstm_step, 2) if isinstance(layer, common.LSTM) else (gru_step, 1)
-    state, backs = [inputs.new_zeros(inputs.shape[1], layer.hidden_size)] * parts, []
+    step, parts = gru_step, 1
+    if isinstance(layer, common.LSTM):
+        step, parts = lstm_step, 2
+    sequences, H = inputs.shape[1], layer.hidden_size
+    state = [inputs.new_zeros(sequences, H)] * parts
+    steps_back = []
     for x in inputs:
         state, back = step(layer, x, *state)
-        backs.append(back)
-    identity = torch.eye(layer.hidden_size).to(inputs).repeat(inputs.shape[1], 1, 1)
+        steps_back.append(back)
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
+    identity = torch.eye(H).to(inputs).repeat(sequences, 1, 1)
     J = [identity, torch.zeros_like(identity)][:parts]  # d h_out / d h and c, (S, D, H) each
-    for number, back in enumerate(reversed(backs[target:]), 1):
-        J = back(*J)
-        if number % 8 == 0 or number == len(backs) - target:
-            # Factors cancel; in 127 steps J would fall below the smallest float32
-            largest = torch.stack([part.flatten(1).abs().amax(1) for part in J]).amax(0)[:, None, None]
-            J = [part / largest.clamp(min=torch.finfo(part.dtype).tiny) for part in J]
-    pairs = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
-    inner = lambda i, j: sum((part[i] * part[j]).sum(-1) for part in pairs)  # (P, D)
+    for t in reversed(range(target, len(inputs))):
+        J = steps_back[t](*J)
+        if (len(inputs) - t) % 8 == 0 or t == target:
+            J = rescale(J)
+    halves = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
+
+    def inner(i, j):
+        return sum((half[i] * half[j]).sum(-1) for half in halves)  # (P, D)
+
     return weighted_cosine(inner(0, 1), inner(0, 0), inner(1, 1))
+
+
+def rescale(J):
+    """Factors cancel; in 127 steps J would fall below the smallest float32."""
+    largest = torch.stack([part.flatten(1).abs().amax(1) for part in J]).amax(0)  # (S,)
+    largest = largest.clamp(min=torch.finfo(largest.dtype).tiny)
+    return [part / largest[:, None, None] for part in J]
 
 
 def gru_step(layer, x, h):
     """-> the state after the step, and a function from d h_out / d that state to d h_out / d h."""
-    (x_r, x_z, x_n), (p_r, p_z, p_n) = x.chunk(3, 1), F.linear(h, layer.weight_hh_l0).chunk(3, 1)
-    r, z, q = (x_r + p_r).sigmoid(), (x_z + p_z).sigmoid(), p_n + layer.bias_hh_l0[-layer.hidden_size :]
+    product = F.linear(h, layer.weight_hh_l0)
+    x_r, x_z, x_n = x.chunk(3, 1)
+    p_r, p_z, p_n = product.chunk(3, 1)
+    r = (x_r + p_r).sigmoid()
+    z = (x_z + p_z).sigmoid()
+    q = p_n + layer.bias_hh_l0[-layer.hidden_size :]
     n = (x_n + r * q).tanh()
 
     def back(J):
         to_n = (1 - z) * (1 - n * n)
-        slopes = to_n * q * r * (1 - r), (h - n) * z * (1 - z), to_n * r
-        M = through_gates(slopes, layer.weight_hh_l0.chunk(3))
+        to_r = to_n * q * r * (1 - r)
+        to_z = (h - n) * z * (1 - z)
+        M = through_gates((to_r, to_z, to_n * r), layer.weight_hh_l0.chunk(3))
         M.diagonal(dim1=1, dim2=2).add_(z)
         return [J @ M]
 
@@ -100,9 +133,13 @@ def lstm_step(layer, x, h, c):
 
     def back(J_h, J_c):
         *W_ifg, W_o = layer.weight_hh_l0.chunk(4)
-        to_c, to_o = (g * i * (1 - i), c * f * (1 - f), i * (1 - g * g)), u * o * (1 - o)
+        to_i = g * i * (1 - i)
+        to_f = c * f * (1 - f)
+        to_g = i * (1 - g * g)
+        to_o = u * o * (1 - o)
         J_c.addcmul_(J_h, (o * (1 - u * u))[:, None])  # h depends on c too
-        J_h = torch.baddbmm((J_h * to_o[:, None]) @ W_o, J_c, through_gates(to_c, W_ifg))
+        M = through_gates((to_i, to_f, to_g), W_ifg)
+        J_h = torch.baddbmm((J_h * to_o[:, None]) @ W_o, J_c, M)
         return [J_h, J_c.mul_(f[:, None])]
 
     return [o * u, new], back
@@ -116,133 +153,192 @@ def through_gates(slopes, weights):
     return M
 
 
+# -- S4D: the state is linear in time, so that only the answering step differs between sequences
 def s4d_similarity(layer, inputs, target):
-    """As recurrent_similarity. J[i, (h, n)] = M[i, h] w[h, n], with the same w for every sequence."""
-    y = sum(k * x for k, x in zip(layer.kernel(len(inputs)).flip(1).T, inputs))
-    y = (y + layer.D * inputs[-1]).double()  # (S, H) at the answering step; no underflow from here on
-    # The input weight (exp(dt A) - 1) / A is inside the state, as in Gu et al. (2022): w has only C.
-    w = torch.view_as_complex(layer.C) * (layer.discretise()[0] * (len(inputs) - target)).exp()  # (H, N/2)
-    w = w.abs().double().square().sum(1)  # (H,) |w_h|^2, but for a factor that all channels share
-    gelu_slope = (1 + (y / math.sqrt(2)).erf()) / 2 + y * (-y * y / 2).exp() / math.sqrt(2 * math.pi)
+    """As recurrent_similarity. J[i, (h, n)] = M[i, h] w[h, n], with the same w for every sequence.
 
-    W, V = layer.mix.weight.double().chunk(2)  # (D, H); h_i = a_i sigmoid(b_i), a = W gelu(y), b = V gelu(y)
-    a, b = F.linear(F.gelu(y), layer.mix.weight.double(), layer.mix.bias.double()).chunk(2, 1)  # (S, D)
-    p, q = b.sigmoid(), a * b.sigmoid() * (-b).sigmoid()  # M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu_slope_h
-    A, B = zip(*(x.chunk(2) for x in (p, q, gelu_slope)))
+    M[i, h] = (p_i W[i, h] + q_i V[i, h]) slope_h, where y is the layer's sum, slope the GELU's,
+    and the output h_i = a_i sigmoid(b_i) with a = W gelu(y) and b = V gelu(y).
+    """
+    kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
+    y = sum(k * x for k, x in zip(kernel.T, inputs))
+    # (S, H) at the answering step; no underflow from here on
+    y = (y + layer.D * inputs[-1]).double()
+    slope = (1 + (y / math.sqrt(2)).erf()) / 2
+    slope += y * (-y * y / 2).exp() / math.sqrt(2 * math.pi)
 
-    def inner(one, two):
-        (p1, q1, slope1), (p2, q2, slope2) = one, two
+    W, V = layer.mix.weight.double().chunk(2)  # (D, H)
+    mixed = F.linear(F.gelu(y), layer.mix.weight.double(), layer.mix.bias.double())
+    a, b = mixed.chunk(2, 1)  # (S, D)
+    p, q = b.sigmoid(), a * b.sigmoid() * (-b).sigmoid()
+    p_A, p_B = p.chunk(2)
+    q_A, q_B = q.chunk(2)
+    slope_A, slope_B = slope.chunk(2)
+    w = squared_output_weights(layer, len(inputs) - target)
+
+    def inner(p1, q1, slope1, p2, q2, slope2):
         v = slope1 * slope2 * w  # (P, H)
         ww, wv, vv = v @ (W * W).T, v @ (W * V).T, v @ (V * V).T  # (P, D)
         return p1 * p2 * ww + (p1 * q2 + q1 * p2) * wv + q1 * q2 * vv
 
-    return weighted_cosine(inner(A, B), inner(A, A), inner(B, B))
+    A, B = (p_A, q_A, slope_A), (p_B, q_B, slope_B)
+    return weighted_cosine(inner(*A, *B), inner(*A, *A), inner(*B, *B))
 
 
+def squared_output_weights(layer, steps):
+    """(H,) |w_h|^2 after so many steps, but for a factor that all channels share.
+
+    The input weight (exp(dt A) - 1) / A is inside the state, as in Gu et al. (2022): w has only C.
+    """
+    C = torch.view_as_complex(layer.C)
+    w = C * (layer.discretise()[0] * steps).exp()  # (H, N/2)
+    return w.abs().double().square().sum(1)
+
+
+# -- The trials
 class Stability(DualFrequency):
-    name, home, file = "stability", "reverse", "stability.json"
+    """Has a folder and flags of a trial of dual_frequency.py, `trained`, which it evaluates."""
+
+    name, file = "stability", "stability.json"
     flags = (
-        *Reverse.flags,
         Flag("model", "lstm", "the layer", choices=("gru", "lstm", "s4d")),
         Flag("pairs", 1024, "pairs, a quarter per condition", int, least=4, science=False),
-        Flag("target", None, "its step, from 1 (1; s4d: 23 of 64)", int, least=1, science=False),
-        Flag("train", False, "train the trial first where that is not done", bool, science=False),
+        Flag("target", None, "its step (1; s4d: 23 of 64)", int, least=1, science=False),
+        Flag("train", False, "train the trial first where need be", bool, science=False),
     )
 
     @classmethod
-    def variant(cls, args):
-        args.dual_freq = True
-        return cls
-
-    @classmethod
     def defaults(cls, args):
-        target = max(1, round(23 * args.length / 64)) if args.model == "s4d" else 1
+        target = 1
+        if args.model == "s4d":
+            target = max(1, round(23 * args.length / 64))
         return super().defaults(args) | dict(target=target)
+
+    def __init__(self, args, config, folder):
+        self.trained = cli.make_task(DualFrequency, args)
+        self.trained.args.overwrite = False  # it is the evaluation that is made anew
+        of_stability_json = dict(pairs=args.pairs, target=args.target)
+        super().__init__(args, config | of_stability_json, self.trained.folder)
 
     def check(self):
         super().check()
-        self.config["target"] = self.args.target  # of stability.json, not of the trial
-        if self.args.pairs % len(CONDITIONS):
-            raise Refused(f"--pairs {self.args.pairs} is not a multiple of 4, one part for each condition")
-        if not 0 < self.args.snapshot_every <= self.args.iterations:
-            raise Refused(f"--snapshot-every {self.args.snapshot_every} leaves no snapshot")
-        if self.args.target > self.length:
-            raise Refused(f"--target {self.args.target} is outside the input: choose from 1 to {self.length}")
+        a = self.args
+        if a.pairs % len(CONDITIONS):
+            raise Refused(f"--pairs {a.pairs} is not a multiple of 4, one part a condition")
+        if not 0 < a.snapshot_every <= a.iterations:
+            raise Refused(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
+        if a.target > self.length:
+            where = f"outside the input: choose from 1 to {self.length}"
+            raise Refused(f"--target {a.target} is {where}")
 
     def run(self, argv, stop):
         """Show stability.json; where there is none, train the trial if need be, and evaluate it."""
-        self.config["pairs"] = self.args.pairs
-        if self.args.overwrite or not files.is_finished(self):
-            trained = cli.make_task(Reverse, self.args)
-            trained.args.overwrite = False  # it is the evaluation that is made anew
-            if not self.args.train and not files.is_finished(trained):
+        path = self.folder / self.file
+        if not files.is_finished(self):
+            if not self.args.train and not files.is_finished(self.trained):
                 raise Refused(f"{self.folder} is not trained to its end: --train does that")
-            training.train(trained, argv, stop)
+            training.train(self.trained, argv, stop)
             with files.lock(self.folder):
-                files.write_json(self.folder / self.file, self.measure(trained, argv))
-        for condition, values in files.read_json(self.folder / self.file)["by_condition"].items():
+                files.write_json(path, self.measure(argv))
+        for condition, values in files.read_json(path)["by_condition"].items():
             print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
 
-    def measure(self, trained, argv):
-        """What stability.json holds of the snapshots of a trained task."""
+    def measure(self, argv):
+        """What stability.json holds."""
         args, device = self.args, machine.choose_device(self.args.device)
-        snapshots = sorted(self.folder.glob("snapshots/*.pt"), key=lambda path: int(path.stem))
-        if not snapshots:
-            raise Refused(f"{self.folder} has no snapshots: reverse.py --dual-freq --overwrite makes them")
+        paths = sorted(self.folder.glob("snapshots/*.pt"), key=lambda path: int(path.stem))
+        if not paths:
+            makes = "dual_frequency.py --overwrite makes them"
+            raise Refused(f"{self.folder} has no snapshots: {makes}")
         engine = machine.Engine("torch", deterministic=args.deterministic)
         machine.prepare(engine, device, args.hidden)  # training in this process has set its own
         model, started = self.model().to(device), time.perf_counter()
-        a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, args.pairs // 4, device)
+        count = args.pairs // len(CONDITIONS)
+        a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         found = {condition: {} for condition in CONDITIONS}
-        for path in snapshots:
+        for path in paths:
             snapshot = files.load(path, device)
-            files.require_same_flags(path, snapshot["config"], trained.config)
+            files.require_same_flags(path, snapshot["config"], self.trained.config)
             model.load_state_dict(snapshot["model"])
-            means = stability(model, a, b, args.target).view(len(CONDITIONS), -1).mean(1).tolist()
+            of_pairs = stability(model, a, b, args.target)
+            means = of_pairs.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
                 found[condition][str(int(path.stem))] = mean
-            print(f"iteration {int(path.stem)}:", *(f"{mean:.4f}" for mean in means), flush=True)
-        content = dict(pairs=args.pairs, target=args.target, by_condition=found, task=self.name)
-        content |= dict(seconds=time.perf_counter() - started, config=self.config)
-        return content | machine.provenance(argv, engine, device)
+            words = " ".join(f"{mean:.4f}" for mean in means)
+            print(f"iteration {int(path.stem)}: {words}", flush=True)
+        return {
+            "pairs": args.pairs,
+            "target": args.target,
+            "by_condition": found,
+            "task": self.name,
+            "seconds": time.perf_counter() - started,
+            "config": self.config,
+        } | machine.provenance(argv, engine, device)
 
 
+# -- Fig. 5
 def over_snapshots(result, conditions):
     """The mean stability of these conditions, from the first snapshot to the last."""
-    return np.mean([list(result.metrics["by_condition"][c].values()) for c in conditions], axis=0)
+    by_condition = result.metrics["by_condition"]
+    return np.mean([list(by_condition[c].values()) for c in conditions], axis=0)
+
+
+def among_rare(result):
+    return over_snapshots(result, AMONG_RARE)[-1]
+
+
+def among_frequent(result):
+    return over_snapshots(result, AMONG_FREQUENT)[-1]
+
+
+def gap_at_first(result):
+    """How much wider the gap is at the first snapshot than on average."""
+    gap = over_snapshots(result, AMONG_FREQUENT) - over_snapshots(result, AMONG_RARE)
+    return gap[0] - gap.mean()
 
 
 def by_iteration(result):
     for condition, values in result.metrics["by_condition"].items():
         panel = f"{name_of(result.flags['model'])}, {condition}"
-        yield panel, result.flags["pe"], {int(i): value for i, value in values.items()}
+        points = {int(iteration): value for iteration, value in values.items()}
+        yield panel, result.flags["pe"], points
 
 
-RARE = lambda result: over_snapshots(result, AMONG_RARE)[-1]
-FREQUENT = lambda result: over_snapshots(result, AMONG_FREQUENT)[-1]
-gap = lambda result: over_snapshots(result, AMONG_FREQUENT) - over_snapshots(result, AMONG_RARE)
-FIG5 = dict(metrics={"among Rare": RARE, "among Frequent": FREQUENT})
-FIG5 |= dict(curves=by_iteration, x="iteration of the snapshot", y="stability")
+OPTIONS = dict(
+    metrics={"among Rare": among_rare, "among Frequent": among_frequent},
+    curves=by_iteration,
+    x="iteration of the snapshot",
+    y="stability",
+)
+TITLE = "Gradient stability (target/disturbants)"
+FIG5 = dict(DualFrequency.figures["fig3"].grids)
+FIG5_FRESH = DualFrequency.figures["fig3-fresh"].grids
+FEW_PAIRS = {"s4d": dict(pairs=256)}  # of desk's trials, which were evaluated so
+FIG5["desk"] = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG5["desk"]]
 
 
-@Stability.figure("fig5", "Gradient stability (target/disturbants)", Reverse.figures["fig3"].grids, **FIG5)
+@Stability.figure("fig5", TITLE, FIG5, **OPTIONS)
 def fig5(runs):
     for model, vocab in dict.fromkeys((row["model"], row["vocab"]) for row in runs.rows):
-        name, of = f"{name_of(model)}'s gradients at K = {vocab}", runs.where(model=model)
-        yield gain(of, f"Among Rare disturbants {name} are more stable with the clock.", RARE)
+        name = f"{name_of(model)}'s gradients at K = {vocab}"
+        of, none = runs.where(model=model), runs.where(model=model, pe="none")
+        text = f"Among Rare disturbants {name} are more stable with the clock."
+        yield gain(of, text, among_rare)
         text = f"Without a clock {name} are less stable among Rare disturbants than among Frequent."
-        yield higher_in_pairs(text, of.values(FREQUENT, pe="none"), of.values(RARE, pe="none"))
+        yield higher_in_pairs(text, none.values(among_frequent), none.values(among_rare))
         if model == "s4d":
             text = f"This gap of {name} is wider at the first snapshot than on average."
-            yield above(text, of.values(lambda result: gap(result)[0] - gap(result).mean(), pe="none"), 0)
+            yield above(text, none.values(gap_at_first), 0)
 
 
-@Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", Reverse.figures["fig3-fresh"].grids, **FIG5)
+@Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", FIG5_FRESH, **OPTIONS)
 def fig5_fresh(runs):
     text = "Among Rare disturbants an LSTM's gradients are more stable with the clock than with none"
-    yield gain(runs, f"{text} and with constant, at the last snapshot.", RARE, primary="title")
-    yield higher(f"{text} (the paper's contrast).", runs.values(RARE, pe="sin"), runs.values(RARE, pe="none"))
+    both = f"{text} and with constant, at the last snapshot."
+    yield gain(runs, both, among_rare, primary="title")
+    sin, none = runs.values(among_rare, pe="sin"), runs.values(among_rare, pe="none")
+    yield higher(f"{text} (the paper's contrast).", sin, none)
 
 
 if __name__ == "__main__":

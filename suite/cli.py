@@ -59,7 +59,7 @@ FLAGS = [
     Flag(
         "held_out",
         None,
-        "test sequences, never trained on (1024; --dual-freq: 64 L)",
+        "test sequences, never trained on (1024; dual_frequency.py: 64 L)",
         int,
         least=1,
     ),
@@ -90,7 +90,7 @@ PLUMBING = [
     Flag(
         "snapshot_every",
         None,
-        "iterations between kept weights, 0: none (--dual-freq: 5000)",
+        "iterations between kept weights, 0: none (dual_frequency.py: 5000)",
         int,
     ),
     Flag("log_every", 100, "iterations per row of curve.csv", int, least=1),
@@ -212,7 +212,6 @@ def make_task(kind, args):
     if isinstance(args.seed, range):
         raise Refused("--seed takes a range with --list, --all and report.py alone")
     args = argparse.Namespace(**vars(args))
-    kind = kind.variant(args)
     defaults = fill_defaults(kind, args)
     names = [flag.name for flag in flags_of(kind).values() if flag.science]
     if args.precision == "bf16":  # the others differ by rounding alone
@@ -238,7 +237,7 @@ def name_folder(kind, args, config, defaults):
     for flag, value in config.items():
         if flag not in ("seed", *kind.folder_words) and value != defaults[flag]:
             words.append(flag.replace("_", "-") + ("" if value is True else f"={value}"))
-    return Path(args.out, kind.home or kind.name, "-".join(words), f"seed{args.seed}")
+    return Path(args.out, kind.name, "-".join(words), f"seed{args.seed}")
 
 
 # -- From a figure to its trials

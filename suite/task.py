@@ -69,7 +69,6 @@ class Task:
     """A subclass has a name and scales, and says what it draws and asks."""
 
     name = ""  # the script's
-    home = ""  # the folder of its trials under --out, where it is not its name
     scales: dict  # scale -> its defaults, where they differ from the paper's
     figures: dict  # name -> Figure, see `figure`
     flags = ()  # its own Flags
@@ -95,11 +94,6 @@ class Task:
             return verdicts
 
         return add
-
-    @classmethod
-    def variant(cls, args):
-        """The class that the flags ask for: this one or a subclass."""
-        return cls
 
     @classmethod
     def defaults(cls, args):

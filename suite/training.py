@@ -101,7 +101,7 @@ class Training:
         self.advice = ""  # at the end of the line that shows how far it is
         self.earlier = []  # the records of the processes that trained a part of it
         self.record = {
-            "task": task.home or task.name,
+            "task": task.name,
             "config": task.config,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **machine.provenance(argv, engine, device),

@@ -253,3 +253,49 @@ def holm(verdicts):
             largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
             corrected[i] = corrected[i]._replace(**{name: largest})
     return corrected
+
+
+# -- What figures over the vocabulary ask
+def crossings(runs, level=0.95, **where):
+    """log2 of the K at which accuracy falls to a level, of each seed with all vocabularies."""
+    places = np.log2(sorted(runs.levels("vocab", **where)))
+    seeds = each_seed(runs, "vocab", **where)
+    return [crossing(places, heights, level) for heights in seeds.values()]
+
+
+def areas(runs, **where):
+    """The area under accuracy over log2 K, of each seed that has all vocabularies.
+
+    Neighbours are joined by straight lines. It is divided by the range of log2 K: all right
+    is 1.
+    """
+    places = np.log2(sorted(runs.levels("vocab", **where)))
+    widths = np.diff(places)
+    found = []
+    for heights in each_seed(runs, "vocab", **where).values():
+        means = (np.array(heights[1:]) + heights[:-1]) / 2
+        found.append(widths @ means / widths.sum())
+    return found
+
+
+def clock_raises(runs, text, measure, model, primary=""):
+    """Is a measure, one number a seed, higher with the clock than with every control?"""
+    sin = measure(runs, model=model, pe="sin")
+    lows = {pe: measure(runs, model=model, pe=pe) for pe in controls(runs)}
+    return better(text, sin, lows, primary)
+
+
+def vocabulary_sentences(runs, level=0.95):
+    """The vocabulary that each model handles."""
+    for model in runs.levels("model"):
+        vocabs = sorted(runs.levels("vocab", model=model))
+        found = {}
+        for pe in runs.levels("pe", model=model):
+            found[pe] = crossings(runs, level, model=model, pe=pe)
+        seeds = [at for each in found.values() for at in each]
+        if len(vocabs) > 2 and seeds:
+            means = [f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at]
+            ends = sum(at in np.log2([vocabs[0], vocabs[-1]]) for at in seeds)
+            falls = f"The accuracy of {with_article(model)} falls to {level:.0%}"
+            at_end = f"{ends} of {len(seeds)} seeds at an end"
+            yield f"{falls} at K = {', '.join(means)}; {at_end}."

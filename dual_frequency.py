@@ -1,0 +1,205 @@
+"""Reverse ordering of Frequent and Rare integers (Fig. 3): which of them need the clock?
+
+    python dual_frequency.py --model lstm --pe sin --vocab 1024 --seed 0
+    python dual_frequency.py --scale desk --all fig3
+
+    in   3 1 9 _ _ _        of K = 10 integers 5 to 9 are Rare: seven times rarer than the others
+    out  . . . 9 1 3        as in reverse.py, whose model and training this is
+
+A test row has one target among disturbants of one kind, and only the target's retrieval counts. The
+paper: without the clock, what hurts is Rare disturbants, not Rare targets (section 4.2).
+"""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import torch
+
+import common
+from common import Episode, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
+from reverse import FRESH, Reverse
+from suite import cli
+from suite.task import BOTH, SEEDS, WITH_CONSTANT, WITH_DUP, cross
+from suite.verdicts import gain, higher_in_pairs, name_of, with_article
+
+KINDS = "frequent", "rare"
+CONDITIONS = [f"{target}/{disturbants}" for target in KINDS for disturbants in KINDS]
+AMONG_FREQUENT = "frequent/frequent", "rare/frequent"
+AMONG_RARE = "frequent/rare", "rare/rare"
+
+
+class DualFrequency(Reverse):
+    """K/2 Frequent integers, then K/2 Rare ones."""
+
+    name = "dual_frequency"
+
+    @classmethod
+    def defaults(cls, args):
+        return super().defaults(args) | dict(
+            held_out=16 * len(CONDITIONS) * args.length,
+            snapshot_every=min(5000, max(1, args.iterations // 10)),
+        )
+
+    def check(self):
+        cells = len(CONDITIONS) * self.length
+        if self.vocab % 2:
+            raise Refused(f"half of the vocabulary is Rare: --vocab {self.vocab} is odd")
+        if self.args.held_out % cells:
+            what = f"a multiple of {cells}, 4 conditions x --length"
+            raise Refused(f"--held-out has to be {what}")
+        super().check()
+
+    def draw(self, k, shape):
+        """Rare with probability 1/8, else Frequent; uniform inside the group."""
+        bits = random_bits(k, (*shape, self.length))
+        rare = (bits >> 61 & 7) == 0  # three bits that the integer does not use
+        return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
+
+    def mass(self, rows):
+        rare = (rows >= self.vocab // 2).sum(1).double()
+        log_probability = rare * math.log(1 / 8) + (self.length - rare) * math.log(7 / 8)
+        return (log_probability + self.length * math.log(2 / self.vocab)).exp().sum().item()
+
+    # -- the test: a target among disturbants, in the order of condition, position, repeat
+
+    def patterns(self):
+        """{pattern, True where Rare: [(condition, position of the target), ...] that use it}"""
+        patterns = defaultdict(list)
+        for condition, name in enumerate(CONDITIONS):
+            target, disturbants = name.split("/")
+            for position in range(self.length):
+                pattern = [disturbants == "rare"] * self.length
+                pattern[position] = target == "rare"
+                patterns[tuple(pattern)].append((condition, position))
+        return patterns
+
+    def test_rows(self, device):
+        """No row occurs twice: those of one pattern are drawn together."""
+        each = self.args.held_out // (len(CONDITIONS) * self.length)
+        shape = len(CONDITIONS), self.length, each, self.length
+        test = torch.empty(shape, dtype=torch.int64, device=device)
+        for number, (pattern, uses) in enumerate(self.patterns().items()):
+            rows = self.rows_of_pattern(number, pattern, each * len(uses), device)
+            for use, part in zip(uses, rows.split(each)):
+                test[use] = part
+        return test.flatten(0, 2)  # (N, L)
+
+    def rows_of_pattern(self, number, pattern, count, device):
+        half = self.vocab // 2
+        first = torch.tensor(pattern, device=device) * half  # each position's first integer
+
+        def draw(k, shape):
+            return uniform_integers(k, (*shape, self.length), half) + first
+
+        stream = self.seed, common.HELD_OUT, number
+        return distinct_rows(draw, count, *stream, device=device)
+
+    def test_episode(self):
+        inputs = super().test_episode().inputs
+        each = len(inputs) // (len(CONDITIONS) * self.length)
+        position = torch.arange(self.length, device=inputs.device)
+        position = position.repeat_interleave(each).repeat(len(CONDITIONS))[:, None]  # (N, 1)
+        return Episode(inputs, inputs.gather(1, position), 2 * self.length - 1 - position)
+
+    def summarise(self, metrics, right):
+        """One answer per row: neither whole sequences nor distances."""
+        by_condition = right.reshape(len(CONDITIONS), self.length, -1).mean(2)  # (4, L)
+        return {
+            "token_accuracy": metrics["token_accuracy"],
+            "cross_entropy": metrics["cross_entropy"],
+            "by_condition": dict(zip(CONDITIONS, by_condition.tolist())),
+        }
+
+
+# -- Fig. 3
+DESK = dict(held_out=4096, iterations=20_000, snapshot_every=2000)
+DESK_S4D = dict(held_out=4096, iterations=4000, length=8, hidden=64, embed=64, lr=1e-2)
+FIG3 = {
+    "paper": cross(model="gru", pe=BOTH, vocab=64, seed=SEEDS)
+    + cross(model="lstm", pe=BOTH, vocab=1024, seed=SEEDS)
+    + cross(model="s4d", pe=BOTH, vocab=2048, seed=SEEDS),
+    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK, seed=SEEDS)
+    + cross(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **DESK, seed=SEEDS)
+    + cross(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D, seed=SEEDS),
+    "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=8, seed=range(1)),
+}
+FIG3_FRESH = {"desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK, seed=FRESH)}
+WORST = {"lstm": (0, "first"), "s4d": (1, "second")}  # the quarter that the paper names
+
+
+def retrieval(*conditions):
+    """A metric: the mean accuracy of these conditions."""
+
+    def measure(result):
+        return np.mean([result.metrics["by_condition"][c] for c in conditions])
+
+    return measure
+
+
+def by_quarter(result, condition):
+    """The accuracy in each quarter of the target's positions; the first is read first."""
+    quarters = np.array_split(result.metrics["by_condition"][condition], 4)
+    return [quarter.mean() for quarter in quarters if len(quarter)]
+
+
+def by_position(result):
+    for condition, values in result.metrics["by_condition"].items():
+        panel = f"{name_of(result.flags['model'])}, {condition}"
+        yield panel, result.flags["pe"], dict(enumerate(values, 1))
+
+
+OPTIONS = dict(
+    metrics={
+        "among Rare": retrieval(*AMONG_RARE),
+        "among Frequent": retrieval(*AMONG_FREQUENT),
+    },
+    curves=by_position,
+    x="position of the target (1: read first)",
+)
+TITLE = "Frequent and Rare integers (target/disturbants)"
+FRESH_TITLE = "Frequent and Rare integers, seeds 5 to 10"
+
+
+@DualFrequency.figure("fig3-fresh", FRESH_TITLE, FIG3_FRESH, **OPTIONS)
+@DualFrequency.figure("fig3", TITLE, FIG3, **OPTIONS)
+def fig3(runs):
+    for model in runs.levels("model"):
+        name, none = with_article(model), runs.where(model=model, pe="none")
+        frequent = none.values(retrieval("frequent/frequent"))
+        rare = none.values(retrieval("frequent/rare"))
+        text = f"Rare disturbants hurt Frequent targets of {name} without a clock."
+        yield higher_in_pairs(text, frequent, rare)
+        text = f"The clock helps {name} among Rare disturbants."
+        yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
+        yield from judge_targets(runs, model)
+        if model in WORST:
+            yield from judge_positions(none, model)
+
+
+LATE = "(asked after the data were seen)"
+
+
+def judge_targets(runs, model):
+    """The clock's help for each kind of target."""
+    for kind in KINDS:
+        text = f"The clock helps {with_article(model)} answer {kind.capitalize()} targets"
+        text += f" among Rare disturbants {LATE}."
+        yield gain(runs, text, retrieval(f"{kind}/rare"), model=model)
+
+
+def judge_positions(none, model):
+    """Without a clock, is one quarter of the positions as bad as the paper says?"""
+    worst, ordinal = WORST[model]
+    quarters = [by_quarter(result, "frequent/rare") for result in none]
+    if any(len(each) < 4 for each in quarters):
+        return  # inputs of fewer than four integers
+    there = [each[worst] for each in quarters]
+    elsewhere = [np.delete(each, worst).mean() for each in quarters]
+    text = f"Among Rare disturbants {with_article(model)} without a clock answers Frequent"
+    text += f" targets worse in the {ordinal} quarter of positions than elsewhere {LATE}."
+    yield higher_in_pairs(text, elsewhere, there)
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.main(DualFrequency))

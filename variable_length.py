@@ -1,0 +1,117 @@
+"""Reverse ordering of inputs of many lengths (Figs. 11, 14): lengths from --min-length to --length.
+
+    python variable_length.py --model lstm --pe sin --vocab 16384 --seed 0
+    python variable_length.py --scale desk --all fig11
+
+    in   3 1 4 _ _ _ _ _        _ is the command; time runs 1 .. 2L, here with L = 4
+    out  . . . 4 1 3 . .        . is not answered and has no loss
+
+Each row draws its length (Appendix B); what a short row leaves over is commands.
+"""
+
+import torch
+import torch.nn.functional as F
+
+import common
+from common import Episode, Refused, distinct_rows, uniform_integers
+from reverse import LARGE, OF_FIG13, SMALL_LSTM, Reverse, judge_vectors
+from suite import cli
+from suite.task import BOTH, BOTH_METRICS, SEEDS, WITH_DUP, Flag, cross
+from suite.verdicts import gain, name_of
+
+SHORTEST = "integers in the shortest input (longest: --length); --held-out is per length"
+MIN_LENGTH = Flag("min_length", 32, SHORTEST, int, least=1)
+
+
+class VariableLength(Reverse):
+    name = "variable_length"
+    scales = {
+        "paper": {},
+        "desk": Reverse.scales["desk"] | dict(min_length=8),
+        "quick": Reverse.scales["quick"] | dict(min_length=16),
+        "smoke": Reverse.scales["smoke"] | dict(min_length=4),
+    }
+    flags = (MIN_LENGTH,)
+    without = ("encode",)  # every row begins its answers at another step
+
+    def check(self):
+        if self.args.min_length > self.length:
+            shortest = f"--min-length {self.args.min_length}"
+            raise Refused(f"{shortest} is above --length {self.length}")
+        super().check()
+
+    def lengths(self):
+        return range(self.args.min_length, self.length + 1)
+
+    def draw(self, k, shape):
+        """(*shape, L) integers, and commands in place of those after a row's own length."""
+        rows = super().draw(k, shape)
+        choice = uniform_integers(common.scramble(k), (*shape, 1), len(self.lengths()))
+        lengths = self.args.min_length + choice
+        after = torch.arange(self.length, device=rows.device) >= lengths
+        return rows.masked_fill(after, self.vocab)
+
+    def episode(self, rows):
+        """As in reverse.py, but each row is answered from the step after its own last integer."""
+        lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
+        j = torch.arange(self.length, device=rows.device)  # of the answers
+        targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
+        steps = (lengths + j).clamp(max=2 * self.length - 1)
+        weight = j < lengths
+        return Episode(self.with_commands(rows), targets, steps, weight, commands=self.length)
+
+    def test_rows(self, device):
+        return torch.cat([self.rows_of_length(n, device) for n in self.lengths()])
+
+    def rows_of_length(self, length, device):
+        """(--held-out, L) rows of one length, the same whatever the other lengths are."""
+
+        def draw(k, shape):
+            return uniform_integers(k, (*shape, length), self.vocab)
+
+        stream = self.seed, common.HELD_OUT, length
+        rows = distinct_rows(draw, self.args.held_out, *stream, device=device)
+        return F.pad(rows, (0, self.length - length), value=self.vocab)
+
+    def mass(self, rows):
+        """Of each length --held-out rows; all lengths are equally likely."""
+        masses = [self.args.held_out * float(self.vocab) ** -n for n in self.lengths()]
+        return sum(masses) / len(masses)
+
+    def summarise(self, metrics, right):
+        right = right.reshape(len(self.lengths()), -1, self.length)
+        by_length = {str(n): float(r[:, :n].mean()) for n, r in zip(self.lengths(), right)}
+        return metrics | {"by_length": by_length}
+
+
+# -- Figs. 11 and 14; desk's lengths are 16 to 32, of a smaller model
+FIG11 = {
+    "paper": cross(pe=BOTH, **LARGE, min_length=32, seed=SEEDS),
+    "desk": cross(**SMALL_LSTM, pe=WITH_DUP, min_length=16, seed=SEEDS),
+}
+FIG14 = {
+    "paper": cross(pe=OF_FIG13, **LARGE, min_length=32, seed=SEEDS),
+    "desk": cross(**SMALL_LSTM, pe=["dup", *OF_FIG13], min_length=16, seed=SEEDS),
+}
+
+
+def by_length(result):
+    points = {int(n): accuracy for n, accuracy in result.metrics["by_length"].items()}
+    yield name_of(result.flags["model"]), result.flags["pe"], points
+
+
+OVER_LENGTH = dict(x="input length", curves=by_length)
+
+
+@VariableLength.figure("fig11", "Varying length", FIG11, metrics=BOTH_METRICS, **OVER_LENGTH)
+def fig11(runs):
+    yield gain(runs, "The clock helps an LSTM although the length varies.")
+
+
+@VariableLength.figure("fig14", "Other encodings, varying length", FIG14, x="pe")
+def fig14(runs):
+    yield from judge_vectors(runs)
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.main(VariableLength))
