@@ -178,7 +178,8 @@ def page(out, folder):
     for task, name, _ in figures_at("desk"):
         yield from section(task, name, "desk", out, folder=folder)
     for path in sorted(Path(out).glob("bench/*.json")):
-        lines = bench.table(json.loads(path.read_text()))
+        content = json.loads(path.read_text())
+        lines = *bench.table(content), "", *bench.costs(content)
         yield from (f"\n### bench.py, {path.stem}", "```text", *lines, "```")
 
 

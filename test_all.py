@@ -35,6 +35,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import bench
 import beyond
 import common
 import lm_shakespeare
@@ -1006,6 +1007,17 @@ def test_the_readmes_first_numbers_stand_in_the_results():
 
 
 fenced = lambda language: re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def test_bench_counts_every_trial_of_the_paper_once():
+    content = read_json(HERE / "results/bench/h200.json")
+    _, fig2, *_, total = [line.split() for line in bench.costs(content)][:-3]
+    assert fig2[:3] == ["reverse.py", "fig2", "180"] and total[-2] == "500"
+    times, measured = bench.Times(content), np.median(content["configurations"]["gru-sin-64"]["suite"])
+    trial_of = lambda words: run.trial_of(Reverse, ["--model", "gru", "--vocab", *words.split()])
+    assert math.isclose(times.hours(trial_of("64")), measured * 300_000 / 1000 / 3600)
+    assert math.isclose(times.hours(trial_of("64 --length 16 --batch 1024")), times.hours(trial_of("64")) / 2)
+    assert times.hours(trial_of("32")) < times.hours(trial_of("64")) < times.hours(trial_of("65"))
 
 
 def test_readme_task_runs():
