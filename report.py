@@ -157,13 +157,12 @@ def judged(task, name, scale, out, trials, runs):
 def section(task, name, scale, out, words=(), folder="."):
     """The lines about a figure, on the screen or on a page in this folder."""
     figure, (trials, runs) = task.figures[name], load(task, name, scale, out, words)
-    caption = f"{figure.title}, {scale} scale"
-    yield from (f"\n### {task.name}.py {name}", f"{caption}. {made_by(runs)}.")
+    yield from (f"\n### {task.name}.py {name}", f"{figure.title}, {scale} scale. {made_by(runs)}.")
     if not runs:
         return
     path = Path(out, "figures", f"{task.name}-{name}-{scale}{'-part' if words else ''}.svg")
     if figure.picture and pictures.CAN_DRAW:
-        pictures.draw(figure, runs, caption, path)
+        pictures.draw(figure, runs, path)
     if figure.picture and path.exists():
         yield from ("", f"![{figure.title}]({os.path.relpath(path, folder)})")
     yield from ("```text", *table(figure, runs), "```")
