@@ -138,10 +138,14 @@ def made_by(runs):
     if not runs:
         return n
     seconds = np.median([one.about["seconds"] for one in runs])
-    parts = [part for one in runs for part in (one.about, *one.about.get("earlier", []))]
+    by_trial = [(one.about, *one.about.get("earlier", [])) for one in runs]
+    parts = [part for of_trial in by_trial for part in of_trial]
     each = lambda name: ", ".join(sorted({str(part.get(name))[:40] for part in parts}))
     commits = ", ".join(sorted({str(part.get("commit"))[:7] for part in parts}))
-    return f"{n}, median {seconds:,.0f} s; {each('device')}; torch {each('torch')}; commit {commits}"
+    changed = sum(any(part.get("dirty") for part in of_trial) for of_trial in by_trial)
+    changes = f" with local changes ({changed} of {len(runs)})" if changed else ""
+    where = f"{each('device')}; torch {each('torch')}; commit {commits}{changes}"
+    return f"{n}, median {seconds:,.0f} s; {where}"
 
 
 def judged(task, name, scale, out, trials, runs):
@@ -165,6 +169,8 @@ def section(task, name, scale, out, words=(), folder="."):
         pictures.draw(figure, runs, path)
     if figure.picture and path.exists():
         yield from ("", f"![{figure.title}]({os.path.relpath(path, folder)})")
+    elif figure.picture:
+        yield "`pip install matplotlib` draws this."
     yield from ("```text", *table(figure, runs), "```")
     notes = [line for note in figure.notes for line in note(runs)]
     verdicts = map(sentence, judged(task, name, scale, out, trials, runs))
@@ -225,11 +231,15 @@ def obey(args, names, words):
     tasks = [task_in(names[0])] if names else TASKS
     if wrong := [name for name in names[1:] if name not in tasks[0].figures]:
         raise Refused(f"{names[0]} has no figure {wrong[0]}: choose from {', '.join(tasks[0].figures)}")
+    found = False
     for task in tasks:
         for name in names[1:] or task.figures:
             with contextlib.nullcontext() if names[1:] else contextlib.suppress(Refused):
                 for line in section(task, name, args.scale, args.out, tuple(words)):  # Refused: no such trial
                     print(textwrap.fill(line, 79, subsequent_indent="  ") if line.startswith("- ") else line)
+                found = True
+    if not found:
+        raise Refused(f"no figure has trials of {' '.join(['--scale', args.scale, *words])}")
     return 0
 
 

@@ -971,6 +971,18 @@ def test_a_result_that_cannot_be_read_or_is_of_other_flags_is_named_and_left_out
         assert "0 of 12" in reports(words)
 
 
+def test_a_report_tells_local_changes_and_says_so_where_it_finds_nothing():
+    with workplace():
+        for pe in ("none", "sin"):
+            ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
+        one, two = Path().rglob("gru-*/seed0/result.json")
+        for path, dirty in ((one, True), (two, False)):
+            path.write_text(json.dumps(read_json(path) | {"dirty": dirty}))
+        assert "with local changes (1 of 2)" in reports(f"'{HERE}/reverse.py' fig2 --scale smoke")
+        out = ends(2, f"'{HERE}/reverse.py' --scale smoke --vocab 123", report)
+        assert "no figure has trials of --scale smoke --vocab 123" in out
+
+
 def test_a_figure_is_drawn():
     if not pictures.CAN_DRAW:
         raise Skip("no matplotlib")
