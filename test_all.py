@@ -971,6 +971,15 @@ def test_a_result_that_cannot_be_read_or_is_of_other_flags_is_named_and_left_out
         assert "0 of 12" in reports(words)
 
 
+def test_the_summary_says_how_sure_it_is():
+    low, high = [0.4, 0.41, 0.42], [0.6, 0.61, 0.62]  # Welch's interval, by SciPy: .1773 to .2227
+    of = "with 95% confidence (3 seeds each)"
+    assert reverse.how_sure(low, high) == f"18 to 22 points more, {of}"
+    assert reverse.how_sure(high, low) == f"18 to 22 points fewer, {of}"
+    assert reverse.how_sure(low, low) == f"undecided, between -2.3 and 2.3 points, {of}"
+    assert "too few" in reverse.how_sure(low, high[:2])
+
+
 def test_a_report_tells_local_changes_and_says_so_where_it_finds_nothing():
     with workplace():
         for pe in ("none", "sin"):
