@@ -129,6 +129,7 @@ def costs(content):
     times, hours = Times(content), {}
     if not {("lstm", 256), ("lstm", 16384), ("gru", 64), ("s4d", 1024)} <= times.measured.keys():
         return
+    yield ""
     yield f"{'at --scale paper':22}  trials  {'hours':>7}"
     for kind in OF_THE_PAPER:
         args, given = run.parse(kind, ["--scale", "paper"])
@@ -164,9 +165,10 @@ def main():
     content |= {"repeats": args.repeats, "configurations": found}
     if args.json:
         trial.write_json(args.json, content)
-    print(*table(content), sep="\n")
+    lines = list(table(content))
     if given.keys() <= {"device", "precision"}:  # else these are not the paper's sizes
-        print("", *costs(content), sep="\n")
+        lines += costs(content)
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

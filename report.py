@@ -184,7 +184,7 @@ def page(out, folder):
         yield from section(task, name, "desk", out, folder=folder)
     for path in sorted(Path(out).glob("bench/*.json")):
         content = json.loads(path.read_text())
-        lines = *bench.table(content), "", *bench.costs(content)
+        lines = *bench.table(content), *bench.costs(content)
         yield from (f"\n### bench.py, {path.stem}", "```text", *lines, "```")
 
 
