@@ -5,9 +5,12 @@
 
 Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in the same precision.
 The suite's step is the training loop's own and draws its batch too. Both take turns in one process.
+
+Then it says what each figure of the paper costs on this device, in hours of training one trial after another.
 """
 
 import itertools
+import math
 import statistics
 import time
 from argparse import RawDescriptionHelpFormatter
@@ -16,9 +19,25 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from delayed_add import DelayedAddition
+from dual_frequency import DualFrequency
+from lm_wikitext import WikiText
+from predecessor import Predecessor
 from reverse import Reverse
+from sort import Sort
 from suite import cli, files, machine, training
 from suite.task import Flag
+from variable_length import VariableLength
+
+OF_THE_PAPER = [  # what trains for its figures
+    Reverse,
+    DualFrequency,
+    VariableLength,
+    Sort,
+    DelayedAddition,
+    Predecessor,
+    WikiText,
+]
 
 CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper's
     "lstm-sin-256": 64,
@@ -28,6 +47,9 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
     "s4d-sin-1024": 64,
     "mamba-sin-256": 16,
 }
+HOW = """One trial after another; time grows with steps and batch. Where a K was not measured, it is the
+time at the model's nearest K, corrected by what K adds to an LSTM's. A paragraph of the language
+model counts as its longest, 1,024 steps. Held-out tests and stability are not counted."""
 
 
 def plain_step(task, device):
@@ -46,10 +68,10 @@ def plain_step(task, device):
 
 
 def suite_step(task, engine, device):
-    state, iterations = training.Training(task, [], device, engine), itertools.count(1)
-    state.rate.fill_(1e-3)
-    state.make_step()
-    return lambda: state.step(next(iterations))
+    one, iterations = training.Training(task, [], device, engine), itertools.count(1)
+    one.rate.fill_(1e-3)
+    one.make_step()
+    return lambda: one.step(next(iterations))
 
 
 def milliseconds(step, engine, count, device):
@@ -90,6 +112,57 @@ def table(content):
         yield f"{name:16}  {one['batch']:5}  {plain:8.4g}  {suite:8.4g}  {plain / suite:.2f}"
 
 
+class Times:
+    """The milliseconds that a sequence takes in the suite's step, by model and K."""
+
+    def __init__(self, content):
+        self.measured = {}
+        for name, one in content["configurations"].items():
+            model, _, vocab = name.split("-")
+            self.measured[model, int(vocab)] = statistics.median(one["suite"]) / one["batch"]
+
+    def of_sequence(self, model, vocab):
+        """At L = 64, as all that is measured."""
+        known = [k for name, k in self.measured if name == model]
+        nearest = min(known, key=lambda k: abs(math.log(k / vocab)))
+        few, many = 256, 16384
+        of_token = (self.measured["lstm", many] - self.measured["lstm", few]) / (many - few)
+        return self.measured[model, nearest] + of_token * (vocab - nearest)
+
+    def hours(self, task):
+        """Of a whole trial."""
+        args, steps = task.args, task.positions() / (2 * 64)
+        milliseconds = steps * self.of_sequence(args.model, args.vocab)
+        return milliseconds * args.batch * args.iterations / 3_600_000
+
+
+def costs(content):
+    """The lines about what the paper's figures cost."""
+    times, hours = Times(content), {}
+    if (
+        not {("lstm", 256), ("lstm", 16384), ("gru", 64), ("s4d", 1024)}
+        <= times.measured.keys()
+    ):
+        return
+    yield ""
+    yield f"{'at --scale paper':26}  trials  {'hours':>7}"
+    for kind in OF_THE_PAPER:
+        args, given = cli.parse(kind, ["--scale", "paper"])
+        for name, figure in kind.figures.items():
+            if "paper" in figure.grids:
+                trials = cli.trials_of_figure(kind, args, given, name)
+                of_figure = {trial.folder: times.hours(trial.task) for trial in trials}
+                yield line_of(f"{kind.name}.py {name}", of_figure)
+                hours |= of_figure
+    yield line_of("all, each trial once", hours)
+    yield from HOW.splitlines()
+
+
+def line_of(name, hours):
+    """How many trials, and the sum of their hours, {folder: hours}."""
+    return f"{name:26}  {len(hours):6}  {sum(hours.values()):7,.0f}"
+
+
 def main():
     parser = cli.Parser(
         "bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter
@@ -101,7 +174,8 @@ def main():
     parser.add_argument("--repeats", type=repeats, default=5, help="timings of each step (5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     args, words = parser.parse_known_args()
-    device = machine.choose_device(cli.parse(Reverse, words)[0].device)
+    of_reverse, given = cli.parse(Reverse, words)
+    device = machine.choose_device(of_reverse.device)
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
     found = {name: measure(name, device, args.repeats, words) for name in args.only}
@@ -110,7 +184,10 @@ def main():
     content |= {"repeats": args.repeats, "configurations": found}
     if args.json:
         files.write_json(args.json, content)
-    print(*table(content), sep="\n")
+    lines = list(table(content))
+    if given.keys() <= {"device", "precision"}:  # else these are not the paper's sizes
+        lines += costs(content)
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """Tables, pictures and verdicts of trials.
 
-    python report.py                                        # all figures
-    python report.py reverse.py fig2                        # one figure; without its name all
-    python report.py reverse.py --scale desk --out results  # other flags choose trials, as with --all
-    python report.py --write RESULTS.md --out results       # desk scale, between the page's two markers
+    python report.py                                   # all figures
+    python report.py reverse.py fig2                   # one figure; without its name all
+    python report.py reverse.py --scale desk --out results
+    python report.py runs                              # every finished trial in a folder
+    python report.py --write RESULTS.md --out results  # desk scale, between its two markers
 
-yes: the 95% interval of the difference (Welch's t) lies above zero, for a gain over each of the encodings
-named; no: below zero, of a gain over one of them, at twice its p; undecided: neither is shown. p is
-two-sided. In tables the interval is the paper's, of a mean, by percentile bootstrap.
+Other flags choose trials, as with --all. yes: the 95% interval of the difference (Welch's t)
+lies above zero, for a gain over each of the encodings named; no: below zero, of a gain over
+one of them, at twice its p; undecided: neither is shown. p is two-sided. In tables the
+interval is the paper's, of a mean, by percentile bootstrap.
 """
 
 import argparse
-import contextlib
 import functools
 import importlib
 import itertools
@@ -38,8 +39,17 @@ from suite import cli, files, pictures
 from suite.verdicts import Result, Results, Verdict, bootstrap_interval, holm, number
 from variable_length import VariableLength
 
-TASKS = [Reverse, DualFrequency, VariableLength, Sort, DelayedAddition, Predecessor]
-TASKS += [Stability, WikiText, Shakespeare]
+TASKS = [
+    Reverse,
+    DualFrequency,
+    VariableLength,
+    Sort,
+    DelayedAddition,
+    Predecessor,
+    Stability,
+    WikiText,
+    Shakespeare,
+]
 BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
 END = "<!-- made by python report.py --write up to here: edit below this line only -->"
 
@@ -62,177 +72,213 @@ def check_result(trial, content, figure):
 
 
 @functools.cache
-def load(task, name, scale, out, words=()):
-    """A figure's trials, and the Results of those done; what cannot be used is named, left out."""
-    args, given = cli.parse(task, ["--scale", scale, "--out", str(out), *words])
-    trials, figure, found = (
-        cli.trials_of_figure(task, args, given, name),
-        task.figures[name],
-        [],
-    )
+def load(kind, name, scale, out, words=()):
+    """A figure's trials, and the Results of those done. What cannot be used is named."""
+    args, given = cli.parse(kind, ["--scale", scale, "--out", str(out), *words])
+    trials = cli.trials_of_figure(kind, args, given, name)
+    found = []
     for trial in trials:
         path = trial.folder / trial.task.file
         try:
             if content := files.read_json(path):
-                found.append(check_result(trial, content, figure))
-        except Exception as error:  # noqa: BLE001 - whatever stands in it, the others are shown
+                found.append(check_result(trial, content, kind.figures[name]))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
             print(f"left out: {path}: {error!r}")
-    texts = {one.record["config"].get("text_sha256") for one in found}
+    texts = {result.record["config"].get("text_sha256") for result in found}
     if len(texts) > 1:
         print(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
         found = []
-    return trials, Results(found, [one.row for one in trials])
+    return trials, Results(found, [trial.row for trial in trials])
 
 
 def figures_at(scale):
-    return [
-        (task, *one)
-        for task in TASKS
-        for one in task.figures.items()
-        if one[1].grids.get(scale)
-    ]
+    for kind in TASKS:
+        for name, figure in kind.figures.items():
+            if figure.grids.get(scale):
+                yield kind, name, figure
 
 
 @functools.cache
 def verdicts_at(scale, out):
-    """{(task, figure): [Verdict]} of all scripts, each family of primary ones corrected (Holm).
+    """{(task, figure): [Verdict]}, each family of primary ones corrected (Holm).
 
     A primary claim is judged when all trials of its figure are done.
     """
-    found = {}
-    for task, name, figure in figures_at(scale):
-        _, runs = load(task, name, scale, out)
-        verdicts = list(figure.verdicts(runs))
-        if len(runs) < len(runs.rows):
-            verdicts = [
-                Verdict(one.text, primary=one.primary) if one.primary else one
-                for one in verdicts
-            ]
-        found[task.name, name] = verdicts
-    corrected = iter(holm([one for verdicts in found.values() for one in verdicts]))
+    found, every = {}, []
+    for kind, name, figure in figures_at(scale):
+        _, results = load(kind, name, scale, out)
+        verdicts = list(figure.verdicts(results))
+        if len(results) < len(results.rows):
+            verdicts = [wait_for_all(verdict) for verdict in verdicts]
+        found[kind.name, name] = verdicts
+        every += verdicts
+    corrected = iter(holm(every))
     return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
+
+
+def wait_for_all(verdict):
+    if verdict.primary:
+        return Verdict(verdict.text, primary=verdict.primary)
+    return verdict
 
 
 # -- What is told of a figure
 def short(x, digits=3):
     """A number in few characters."""
+    if abs(x) >= 1000:
+        return f"{x:,.0f}"
     if abs(x) >= 10:
-        return f"{x:,.4g}" if abs(x) < 1000 else f"{x:,.0f}"
-    return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
+        return f"{x:.4g}"
+    written = f"{x:.{digits}f}"
+    return written.replace("0.", ".", 1) if abs(x) < 1 else written
 
 
-def table(figure, runs):
-    """A row for each cell, which is the trials that differ in their seed alone."""
-    flags = list(
-        dict.fromkeys(
-            flag for row in runs.rows for flag in row if flag not in ("seed", "model")
-        )
-    )
-    models = runs.levels("model")
-    varying = [
-        flag for flag in flags if any(len(runs.levels(flag, model=one)) > 1 for one in models)
-    ]
-    for model in models:
-        same = {
-            flag: runs.levels(flag, model=model)[0] for flag in flags if flag not in varying
-        }
-        if words := cli.as_words(
-            {flag: value for flag, value in same.items() if value is not None}
-        ):
-            yield f"{model or 'all'}: {' '.join(words)}"
-    varying = ["model"] * (len(models) > 1) + varying
-    first, *others = figure.metrics
-    rows = [
-        [
-            *(flag.replace("_", "-") for flag in varying),
-            first,
-            "interval",
-            "n",
-            *others,
-            "each seed",
-        ]
-    ]
-    for cell in dict.fromkeys(tuple(row.get(flag) for flag in varying) for row in runs.rows):
-        there = runs.where(**dict(zip(varying, cell)))
-        if there:
-            values = there.values(figure.metrics[first])
-            interval = (
-                "-".join(map(short, bootstrap_interval(values))) if len(values) > 1 else ""
-            )
-            means = [short(np.mean(there.values(figure.metrics[name]))) for name in others]
-            words = ["-" if value is None else str(value) for value in cell]
-            each = " ".join(short(value, 2) for value in values)
-            rows.append(
-                [*words, short(np.mean(values)), interval, str(len(values)), *means, each]
-            )
+def align(rows):
+    """Lines of columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
-        yield "  ".join(word.ljust(w) for word, w in zip(row, widths)).rstrip()
+        yield "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip()
+
+
+def table(figure, results):
+    """A row for each cell, which is the trials that differ in their seed alone."""
+    flags = dict.fromkeys(flag for row in results.rows for flag in row)
+    flags = [flag for flag in flags if flag not in ("seed", "model")]
+    models = results.levels("model")
+    varying = []
+    for flag in flags:
+        if any(len(results.levels(flag, model=model)) > 1 for model in models):
+            varying.append(flag)
+    for model in models:
+        same = {flag: results.levels(flag, model=model)[0] for flag in flags}
+        kept = {k: v for k, v in same.items() if k not in varying and v is not None}
+        if words := cli.as_words(kept):
+            yield f"{model or 'all'}: {' '.join(words)}"
+    if len(models) > 1:
+        varying.insert(0, "model")
+    names = [flag.replace("_", "-") for flag in varying]
+    first, *others = figure.metrics
+    rows = [[*names, first, "interval", "n", *others, "each seed"]]
+    for cell in dict.fromkeys(tuple(row.get(flag) for flag in varying) for row in results.rows):
+        there = results.where(**dict(zip(varying, cell)))
+        if there:
+            words = ["-" if value is None else str(value) for value in cell]
+            rows.append([*words, *describe_cell(figure, there)])
+    yield from align(rows)
+
+
+def describe_cell(figure, results):
+    """Mean, interval, how many, the means of the other metrics, and each seed's number."""
+    first, *others = figure.metrics.values()
+    values = results.values(first)
+    interval = ""
+    if len(values) > 1:
+        interval = "-".join(map(short, bootstrap_interval(values)))
+    means = [short(np.mean(results.values(metric))) for metric in others]
+    each = " ".join(short(value, 2) for value in values)
+    return [short(np.mean(values)), interval, str(len(values)), *means, each]
 
 
 def sentence(verdict):
     """A verdict in one line."""
-    p = (
-        f", p {'< .001' if verdict.p < 0.001 else f'= {verdict.p:.3f}'}"
-        if verdict.numbers
-        else ""
-    )
-    primary = " (primary, p corrected)" if verdict.primary else ""
-    reading = verdict.readings[0 if verdict.word == "yes" else 1]
-    read = f"; read as: {reading}" if reading else ""
-    return f"{verdict.word}{primary}: {verdict.text} {verdict.numbers}{p}{read}".rstrip()
+    line = verdict.word
+    if verdict.primary:
+        line += " (primary, p corrected)"
+    line += f": {verdict.text}"
+    if verdict.numbers:
+        p = "< .001" if verdict.p < 0.001 else f"= {verdict.p:.3f}"
+        line += f" {verdict.numbers}, p {p}"
+    if_yes, if_not = verdict.readings
+    if reading := if_yes if verdict.word == "yes" else if_not:
+        line += f"; read as: {reading}"
+    return line
 
 
-def made_by(runs):
+def made_by(results):
     """How many trials, how long they took, and what made them."""
-    n = f"{len(runs)} of {len(runs.rows)} trials"
-    if not runs:
+    n = f"{len(results)} of {len(results.rows)} trials"
+    if not results:
         return n
-    seconds = np.median([one.record["seconds"] for one in runs])
-    parts = [part for one in runs for part in (one.record, *one.record.get("earlier", []))]
-    each = lambda name: ", ".join(sorted({str(part.get(name))[:40] for part in parts}))
-    commits = ", ".join(sorted({str(part.get("commit"))[:7] for part in parts}))
-    return f"{n}, median {seconds:,.0f} s; {each('device')}; torch {each('torch')}; commit {commits}"
+    seconds = np.median([result.record["seconds"] for result in results])
+    processes = [(result.record, *result.record.get("earlier", [])) for result in results]
+    every = list(itertools.chain(*processes))
+
+    def list_all(name, length=40):
+        return ", ".join(sorted({str(one.get(name))[:length] for one in every}))
+
+    changed = sum(any(one.get("dirty") for one in of_trial) for of_trial in processes)
+    changes = f" with local changes ({changed} of {len(results)})" if changed else ""
+    where = f"{list_all('device')}; torch {list_all('torch')}; commit {list_all('commit', 7)}"
+    return f"{n}, median {seconds:,.0f} s; {where}{changes}"
 
 
-def judged(task, name, scale, out, trials, runs):
-    """The verdicts: corrected of the figure's own trials, as they are of other seeds, none of a part."""
-    these, grid = ({one.folder for one in x} for x in (trials, load(task, name, scale, out)[0]))
-    if {one.parent for one in these} != {one.parent for one in grid}:
+def judge(kind, name, scale, out, trials, results):
+    """A figure's own seeds get corrected verdicts, other seeds uncorrected ones, a part none."""
+    whole, _ = load(kind, name, scale, out)
+    these, grid = ({trial.folder for trial in x} for x in (trials, whole))
+    if {folder.parent for folder in these} != {folder.parent for folder in grid}:
         return []
-    if task not in TASKS or these != grid:
-        return [one._replace(primary="") for one in task.figures[name].verdicts(runs)]
-    return (
-        verdicts_at(scale, out)[task.name, name] if scale != "quick" else []
-    )  # quick is a first look
+    if kind not in TASKS or these != grid:
+        verdicts = kind.figures[name].verdicts(results)
+        return [verdict._replace(primary="") for verdict in verdicts]
+    if scale == "quick":  # a first look
+        return []
+    return verdicts_at(scale, out)[kind.name, name]
 
 
-def section(task, name, scale, out, words=(), folder="."):
+def section(kind, name, scale, out, words=(), folder="."):
     """The lines about a figure, on the screen or on a page in this folder."""
-    figure, (trials, runs) = task.figures[name], load(task, name, scale, out, words)
-    caption = f"{figure.title}, {scale} scale"
-    yield from (f"\n### {task.name}.py {name}", f"{caption}. {made_by(runs)}.")
-    if not runs:
+    figure = kind.figures[name]
+    trials, results = load(kind, name, scale, out, words)
+    yield f"\n### {kind.name}.py {name}"
+    yield f"{figure.title}, {scale} scale. {made_by(results)}."
+    if not results:
         return
-    path = Path(out, "figures", f"{task.name}-{name}-{scale}{'-part' if words else ''}.svg")
+    part = "-part" if words else ""
+    path = Path(out, "figures", f"{kind.name}-{name}-{scale}{part}.svg")
     if figure.picture and pictures.CAN_DRAW:
-        pictures.draw(figure, runs, caption, path)
+        pictures.draw(figure, results, path)
     if figure.picture and path.exists():
-        yield from ("", f"![{figure.title}]({os.path.relpath(path, folder)})")
-    yield from ("```text", *table(figure, runs), "```")
-    notes = [line for note in figure.notes for line in note(runs)]
-    verdicts = map(sentence, judged(task, name, scale, out, trials, runs))
-    yield from (f"- {line}" for line in (*notes, *verdicts))
+        yield ""
+        yield f"![{figure.title}]({os.path.relpath(path, folder)})"
+    elif figure.picture:
+        yield "`pip install matplotlib` draws this."
+    yield "```text"
+    yield from table(figure, results)
+    yield "```"
+    for note in figure.notes:
+        for line in note(results):
+            yield f"- {line}"
+    for verdict in judge(kind, name, scale, out, trials, results):
+        yield f"- {sentence(verdict)}"
 
 
-# -- RESULTS.md: between two markers all is made, above and below them is what a person wrote
+# -- Trials that belong to no figure
+def list_trials(folder):
+    """A line for every finished trial in a folder: where it is, and its numbers."""
+    rows = []
+    for path in sorted(Path(folder).rglob("result.json")):
+        metrics = files.read_json(path)["metrics"]
+        numbers = {k: x for k, x in metrics.items() if isinstance(x, int | float)}
+        told = [f"{name.replace('_', ' ')} {short(x)}" for name, x in numbers.items()]
+        rows.append([str(path.parent.relative_to(folder)), ", ".join(told)])
+    if not rows:
+        raise Refused(f"{folder} has no finished trial")
+    yield from align(rows)
+
+
+# -- RESULTS.md: made between two markers; a person wrote what is above and below them
 def page(out, folder):
     """The lines between the markers."""
-    for task, name, _ in figures_at("desk"):
-        yield from section(task, name, "desk", out, folder=folder)
+    for kind, name, _ in figures_at("desk"):
+        yield from section(kind, name, "desk", out, folder=folder)
     for path in sorted(Path(out).glob("bench/*.json")):
-        lines = bench.table(json.loads(path.read_text()))
-        yield from (f"\n### bench.py, {path.stem}", "```text", *lines, "```")
+        content = json.loads(path.read_text())
+        yield f"\n### bench.py, {path.stem}"
+        yield "```text"
+        yield from bench.table(content)
+        yield from bench.costs(content)
+        yield "```"
 
 
 def write_page(path, out):
@@ -247,54 +293,64 @@ def write_page(path, out):
 
 
 # -- The command line
-def task_in(script):
+def find_kind(script):
     """The task of a script, be it one of this suite's or a user's."""
     path = Path(script)
     if not path.is_file():
         raise Refused(f"there is no {script}")
     sys.path.insert(0, str(path.resolve().parent))
-    for one in vars(importlib.import_module(path.stem)).values():
-        if isinstance(one, type) and one.__module__ == path.stem and "figures" in vars(one):
-            return one
+    for found in vars(importlib.import_module(path.stem)).values():
+        if isinstance(found, type) and found.__module__ == path.stem:
+            if "figures" in vars(found):
+                return found
     raise Refused(f"{script} has no figures")
 
 
 def main():
     parser = cli.Parser(
-        "report.py", usage="report.py [SCRIPT [FIGURE]] [flags]", description=__doc__
+        "report.py",
+        usage="report.py [SCRIPT [FIGURE]] [flags]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--scale", choices=Reverse.scales, default="paper", help="of which figures (paper)"
-    )
+    scales = Reverse.scales
+    parser.add_argument("--scale", choices=scales, default="paper", help="of figures (paper)")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
     parser.add_argument("--write", metavar="FILE", help="make this page")
-    # Names end at the first flag: argparse would take a value of the script's flags for one
+    # Names end at the first flag: argparse would take a value of a script's flags for one
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, words = parser.parse_known_args(sys.argv[1 + len(names) :])
-    return cli.exit_code("report.py", lambda: dispatch(args, names, words))
+    return cli.exit_code("report.py", lambda: dispatch(args, names, tuple(words)))
 
 
 def dispatch(args, names, words):
     if args.write:
         write_page(args.write, args.out)
         return 0
-    tasks = [task_in(names[0])] if names else TASKS
-    if wrong := [name for name in names[1:] if name not in tasks[0].figures]:
-        raise Refused(
-            f"{names[0]} has no figure {wrong[0]}: choose from {', '.join(tasks[0].figures)}"
-        )
-    for task in tasks:
-        for name in names[1:] or task.figures:
-            with contextlib.nullcontext() if names[1:] else contextlib.suppress(Refused):
-                for line in section(
-                    task, name, args.scale, args.out, tuple(words)
-                ):  # Refused: no such trial
-                    print(
-                        textwrap.fill(line, 79, subsequent_indent="  ")
-                        if line.startswith("- ")
-                        else line
-                    )
+    if names and Path(names[0]).is_dir():
+        print(*list_trials(names[0]), sep="\n")
+        return 0
+    kinds = [find_kind(names[0])] if names else TASKS
+    for name in names[1:]:
+        if name not in kinds[0].figures:
+            known = ", ".join(kinds[0].figures)
+            raise Refused(f"{names[0]} has no figure {name}: choose from {known}")
+    found = False
+    for kind in kinds:
+        for name in names[1:] or kind.figures:
+            try:
+                lines = list(section(kind, name, args.scale, args.out, words))
+            except Refused:  # it has no such trials
+                if names[1:]:
+                    raise
+                continue
+            found = True
+            for line in lines:
+                if line.startswith("- "):
+                    line = textwrap.fill(line, 79, subsequent_indent="  ")
+                print(line)
+    if not found:
+        raise Refused(f"no figure has trials of {' '.join(['--scale', args.scale, *words])}")
     return 0
 
 

@@ -39,12 +39,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import bench
+import bench
 import beyond
 import common
 import dual_frequency
 import lm_shakespeare
 import lm_wikitext
 import report
+import reverse
 import stability
 from delayed_add import DelayedAddition
 from dual_frequency import DualFrequency
@@ -1485,6 +1488,32 @@ def test_a_result_that_cannot_be_read_or_is_of_other_flags_is_named_and_left_out
     assert "0 of 12" in make_report(words)
 
 
+def test_the_summary_says_how_sure_it_is():
+    low, high = (
+        [0.4, 0.41, 0.42],
+        [0.6, 0.61, 0.62],
+    )  # Welch's interval, by SciPy: .1773 to .2227
+    of = "with 95% confidence (3 seeds each)"
+    assert reverse.how_sure(low, high) == f"18 to 22 points more, {of}"
+    assert reverse.how_sure(high, low) == f"18 to 22 points fewer, {of}"
+    assert reverse.how_sure(low, low) == f"undecided, between -2.3 and 2.3 points, {of}"
+    assert "too few" in reverse.how_sure(low, high[:2])
+
+
+def test_a_report_tells_local_changes_and_says_so_where_it_finds_nothing():
+    with workplace():
+        for pe in ("none", "sin"):
+            ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
+        one, two = Path().rglob("gru-*/seed0/result.json")
+        for path, dirty in ((one, True), (two, False)):
+            path.write_text(json.dumps(read_json(path) | {"dirty": dirty}))
+        assert "with local changes (1 of 2)" in reports(
+            f"'{HERE}/reverse.py' fig2 --scale smoke"
+        )
+        out = ends(2, f"'{HERE}/reverse.py' --scale smoke --vocab 123", report)
+        assert "no figure has trials of --scale smoke --vocab 123" in out
+
+
 def test_a_figure_is_drawn():
     if not pictures.CAN_DRAW:
         raise SkipTest("no matplotlib")
@@ -1530,6 +1559,26 @@ def test_the_readmes_first_numbers_stand_in_the_results():
 def find_code(language):
     """README's blocks of code."""
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", README)
+
+
+def test_bench_counts_every_trial_of_the_paper_once():
+    content = read_json(HERE / "results/bench/h200.json")
+    _, _, fig2, *_, total = [line.split() for line in bench.costs(content)][:-3]
+    assert fig2[:3] == ["reverse.py", "fig2", "180"] and total[-2] == "500"
+    times, measured = (
+        bench.Times(content),
+        np.median(content["configurations"]["gru-sin-64"]["suite"]),
+    )
+    trial_of = lambda words: run.trial_of(
+        Reverse, ["--model", "gru", "--vocab", *words.split()]
+    )
+    assert math.isclose(times.hours(trial_of("64")), measured * 300_000 / 1000 / 3600)
+    assert math.isclose(
+        times.hours(trial_of("64 --length 16 --batch 1024")), times.hours(trial_of("64")) / 2
+    )
+    assert (
+        times.hours(trial_of("32")) < times.hours(trial_of("64")) < times.hours(trial_of("65"))
+    )
 
 
 def test_readme_task_runs():
@@ -2127,6 +2176,54 @@ def test_cuda_out_of_memory_is_one_line():
 
 
 # -- This file's own command line
+
+
+# -- What a user reads first
+def test_the_summary_says_how_sure_it_is():
+    """Welch's interval, by SciPy: .1773 to .2227."""
+    low, high = [0.4, 0.41, 0.42], [0.6, 0.61, 0.62]
+    of = "with 95% confidence (3 seeds each)"
+    assert reverse.how_sure(low, high) == f"18 to 22 points more, {of}"
+    assert reverse.how_sure(high, low) == f"18 to 22 points fewer, {of}"
+    assert reverse.how_sure(low, low) == f"undecided, between -2.3 and 2.3 points, {of}"
+    assert "too few" in reverse.how_sure(low, high[:2])
+
+
+def test_a_report_tells_local_changes_and_says_so_where_it_finds_nothing():
+    for pe in ("none", "sin"):
+        ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
+    for path, dirty in zip(Path().rglob("gru-*/seed0/result.json"), (True, False)):
+        path.write_text(json.dumps(read_json(path) | {"dirty": dirty}))
+    script = f"'{HERE}/reverse.py'"
+    assert "with local changes (1 of 2)" in make_report(f"{script} fig2 --scale smoke")
+    out = ends(2, f"{script} --scale smoke --vocab 123", report)
+    assert "no figure has trials of --scale smoke --vocab 123" in out
+
+
+def test_a_report_lists_the_trials_of_a_folder():
+    ends(0, f"{SMOKE} --length 5")
+    (path,) = find_results()
+    accuracy = report.short(read_json(path)["metrics"]["token_accuracy"])
+    out = ends(0, "runs/reverse", report)
+    assert str(path.parent.relative_to("runs/reverse")) in out
+    assert f"token accuracy {accuracy}" in out
+    Path("empty").mkdir()
+    refuses("empty", report)
+
+
+def test_bench_counts_every_trial_of_the_paper_once():
+    content = read_json(HERE / "results/bench/h200.json")
+    _, _, fig2, *_, total = [line.split() for line in bench.costs(content)][:-3]
+    assert fig2[:3] == ["reverse.py", "fig2", "180"] and total[-2] == "500"
+    times = bench.Times(content)
+
+    def hours(words):
+        return times.hours(task_of(f"--model gru --vocab {words}"))
+
+    measured = np.median(content["configurations"]["gru-sin-64"]["suite"])
+    close(hours("64"), measured * 300_000 / 1000 / 3600, 1e-9)
+    close(hours("64 --length 16 --batch 1024"), hours("64") / 2, 1e-9)
+    assert hours("32") < hours("64") < hours("65")
 
 
 # -- What was broken on purpose

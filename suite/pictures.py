@@ -1,30 +1,54 @@
 """Pictures of figures, where matplotlib is installed."""
 
 import importlib.util
+import itertools
 import math
+from collections import defaultdict
 
 import numpy as np
 
 from suite.verdicts import bootstrap_interval, name_of, number
 
 # Colours that colour-blind readers can tell apart, always the same for an encoding
-STYLES = {"none": ("#000000", "o"), "sin": ("#0072B2", "s"), "random": ("#E69F00", "^")}
-STYLES |= {"learned": ("#009E73", "D"), "dup": ("#CC79A7", "v"), "constant": ("#D55E00", "P")}
-STYLES |= {"ramp": ("#999933", "<"), "counter": ("#882255", "h"), "shuffled": ("#888888", "*")}
-STYLES |= {"rotary": ("#D55E00", "P"), "layernorm-learned": ("#56B4E9", "X")}
+STYLES = {
+    "none": ("#000000", "o"),
+    "sin": ("#0072B2", "s"),
+    "random": ("#E69F00", "^"),
+    "learned": ("#009E73", "D"),
+    "dup": ("#CC79A7", "v"),
+    "constant": ("#D55E00", "P"),
+    "ramp": ("#999933", "<"),
+    "counter": ("#882255", "h"),
+    "shuffled": ("#888888", "*"),
+    "rotary": ("#D55E00", "P"),
+    "layernorm-learned": ("#56B4E9", "X"),
+}
+OTHERS = [  # of encodings that a user adds
+    ("#332288", "p"),
+    ("#AA4499", "d"),
+    ("#117733", ">"),
+    ("#661100", "H"),
+]
 NAMES = {
     "constant": "constant: one fixed vector",
     "dup": "dup: the embedding twice",
     "sin": "sin: the clock",
 }
-LABELS = {"vocab": "vocabulary size K", "pe": "encoding", "accuracy": "token accuracy"}
-LABELS |= {"edits": "edit distance"}
-CAN_DRAW = (
-    importlib.util.find_spec("matplotlib") is not None
-)  # importing it would slow every trial's start
-# An SVG keeps its words as text, and is the same file whenever it is drawn
-LOOKS = {"font.size": 8, "axes.titlesize": 8, "lines.markersize": 4}
-LOOKS |= {"svg.fonttype": "none", "svg.hashsalt": "report"}
+LABELS = {
+    "vocab": "vocabulary size K",
+    "pe": "encoding",
+    "accuracy": "token accuracy",
+}
+HANDLED = 0.95  # the accuracy at which the text says that a vocabulary is handled
+THIN = dict(color="#666666", linewidth=0.7)
+LOOKS = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "lines.markersize": 4,
+    "svg.fonttype": "none",  # words stay text
+    "svg.hashsalt": "report",  # the same file whenever it is drawn
+}
+CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it is slow
 
 
 def place(figure, flags):
@@ -39,112 +63,151 @@ def place(figure, flags):
 
 
 def panels_of(figure, runs):
-    """-> {(title, y label): {line: {x: [the value of each seed]}}}"""
-    panels = {}
+    """-> {(title, metric): {line: {x: [the value of each seed]}}}, and {(title, metric): {K}}"""
+    panels, vocabs = {}, defaultdict(set)
     for result in runs:
         if figure.curves:
             points = [(panel, figure.y, line, xs) for panel, line, xs in figure.curves(result)]
         else:
-            model, line, x = (
-                name_of(result.flags.get("model", "")),
-                result.flags["pe"],
-                place(figure, result.flags),
-            )
-            points = [
-                (model, name, line, {x: number(result, of)})
-                for name, of in figure.metrics.items()
-            ]
+            model, line = name_of(result.flags.get("model", "")), result.flags["pe"]
+            x = place(figure, result.flags)
+            values = {name: number(result, metric) for name, metric in figure.metrics.items()}
+            points = [(model, name, line, {x: value}) for name, value in values.items()]
         for panel, y, line, xs in points:
+            vocabs[panel, y].add(result.record["config"].get("vocab"))
             drawn = panels.setdefault((panel, y), {}).setdefault(line, {})
             for x, value in xs.items():
                 drawn.setdefault(x, []).append(value)
-    return panels
+    return panels, vocabs
 
 
-def draw(figure, runs, caption, path):
+def label_of(metric, runs):
+    """What stands beside an axis."""
+    if metric == "edits":
+        lengths = sorted({result.record["config"]["length"] for result in runs})
+        return f"edit distance\n(of {' or '.join(map(str, lengths))}; lower is better)"
+    return LABELS.get(metric, metric)
+
+
+def styles_of(panels):
+    """{line: its colour and marker}, the same in every panel."""
+    lines = dict.fromkeys(line for lines in panels.values() for line in lines)
+    unknown = [line for line in lines if line not in STYLES]
+    styles = STYLES | dict(zip(unknown, itertools.cycle(OTHERS)))
+    return {line: dict(zip(("color", "marker"), styles[line])) for line in lines}
+
+
+def draw(figure, runs, path):
     """Draw an SVG."""
     import matplotlib
     import matplotlib.figure
 
-    panels = panels_of(figure, runs)
+    panels, vocabs = panels_of(figure, runs)
     order, across = list(panels), min(len(panels), 4)
     if not figure.curves:  # a column for each model, a row for each metric
-        order.sort(key=lambda panel: list(figure.metrics).index(panel[1]))
+        metrics = list(figure.metrics)
+        order.sort(key=lambda panel: metrics.index(panel[1]))
         across = len({title for title, _ in panels})
     down = math.ceil(len(panels) / across)
     with matplotlib.rc_context(LOOKS):
-        words = max(
-            sum(isinstance(x, str) for x in places(lines)) for lines in panels.values()
-        )  # on an axis
-        wide = max(
-            5.5, across * max(2.6, 0.75 * words)
-        )  # inches; less would cut the caption off
+        wide = max(5.5, across * max(2.6, *map(width_of_words, panels.values())))  # inches
         picture = matplotlib.figure.Figure((wide, 2.4 * down + 1), layout="constrained")
         axes = picture.subplots(down, across, squeeze=False).flat
+        styles = styles_of(panels)
         for axis, panel in zip(axes, order):
-            axis.set(title=panel[0], ylabel=LABELS.get(panel[1], panel[1]))
-            draw_panel(axis, figure, panel[1], panels[panel])
+            title, metric = panel
+            axis.set(title=title, ylabel=label_of(metric, runs))
+            draw_panel(axis, figure, panels[panel], styles)
+            if "accuracy" in axis.get_ylabel():
+                draw_limits(axis, figure, panels[panel], vocabs[panel])
         for axis in axes[len(order) :]:
             axis.remove()
-        picture.suptitle(caption)
+        share_axes(picture.axes)
+        picture.suptitle(figure.title)
         legend(picture, panels)
         path.parent.mkdir(parents=True, exist_ok=True)
         picture.savefig(path, metadata={"Date": None})
+
+
+def width_of_words(lines):
+    """The inches that an axis needs for its words side by side."""
+    words = [x for x in places(lines) if isinstance(x, str)]
+    longest = max((len(part) for word in words for part in word.split("\n")), default=0)
+    return len(words) * max(0.75, 0.08 * longest)
 
 
 def places(lines):
     return list(dict.fromkeys(x for points in lines.values() for x in points))
 
 
-def draw_panel(axis, figure, y, lines):
-    """Lines over x; or points side by side, where x is a word or there is a single one."""
+def are_side_by_side(xs):
+    """Where x is a word, or there is a single one."""
+    return isinstance(xs[0], str) or len(xs) == 1
+
+
+def draw_panel(axis, figure, lines, styles):
+    """Lines over x, or points side by side."""
     xs = places(lines)
-    side_by_side = isinstance(xs[0], str) or len(xs) == 1
     if isinstance(figure.x, str):
         axis.set_xlabel(LABELS.get(figure.x, figure.x) + f" = {xs[0]}" * (len(xs) == 1))
     axis.grid(axis="y", alpha=0.3)
     for line, points in lines.items():
-        style = dict(zip(("color", "marker"), STYLES.get(line, ())))
-        if side_by_side:
-            draw_points(axis, line, points, style)
+        if are_side_by_side(xs):
+            draw_points(axis, line, points, styles[line])
         else:
-            draw_line(axis, line, dict(sorted(points.items())), style)
-    if figure.x == "vocab" and not side_by_side:
+            draw_line(axis, line, dict(sorted(points.items())), styles[line])
+    if figure.x == "vocab" and not are_side_by_side(xs):
         axis.set_xscale("log", base=2)
         axis.set_xticks(sorted(xs), map(str, sorted(xs)))
-    if "perplexity" in y:
+    if "perplexity" in axis.get_ylabel():
         axis.set_yscale("log")
-    elif "accuracy" in y or "stability" in y:
-        axis.set_ylim(bottom=0)
+
+
+def draw_limits(axis, figure, lines, vocabs):
+    """Thin lines: what guessing reaches, and over vocabularies what the text calls handled."""
+    xs, guessing = places(lines), "guessing, 1/K"
+    if figure.x == "vocab" and not are_side_by_side(xs):
+        axis.axhline(HANDLED, label=f"{HANDLED:.0%}", linestyle="--", **THIN)
+        xs.sort()
+        axis.plot(xs, [1 / x for x in xs], label=guessing, linestyle=":", **THIN)
+    elif len(vocabs) == 1:
+        axis.axhline(1 / min(vocabs), label=guessing, linestyle=":", **THIN)
+
+
+def share_axes(axes):
+    """Panels of one label have the same y axis, with room for markers at its ends."""
+    for label in {axis.get_ylabel() for axis in axes}:
+        these = [axis for axis in axes if axis.get_ylabel() == label]
+        lows, highs = zip(*(axis.get_ylim() for axis in these))
+        low, high = min(lows), max(highs)
+        if "accuracy" in label or "stability" in label:
+            low, high = min(low, -0.04), max(high, 1.04)
+        elif "distance" in label:
+            low = min(low, -0.04 * high)
+        for axis in these:
+            axis.set_ylim(low, high)
 
 
 def means_and_errors(points):
     """{x: values} -> the means, and how far their intervals reach below and above them."""
     means = np.array([np.mean(values) for values in points.values()])
-    return means, np.abs(np.transpose([bootstrap_interval(v) for v in points.values()]) - means)
+    intervals = np.transpose([bootstrap_interval(values) for values in points.values()])
+    return means, np.abs(intervals - means)
 
 
 def draw_line(axis, line, points, style):
-    means, (below, above) = means_and_errors(points)
-    many = dict(marker="") if len(points) > 20 else {}
-    (drawn,) = axis.plot(list(points), means, label=line, **style | many)
-    axis.fill_between(
-        list(points), means - below, means + above, color=drawn.get_color(), alpha=0.15
-    )
+    xs, (means, (below, above)) = list(points), means_and_errors(points)
+    marker = "" if len(points) > 20 else style["marker"]
+    axis.plot(xs, means, label=line, color=style["color"], marker=marker)
+    axis.fill_between(xs, means - below, means + above, color=style["color"], alpha=0.15)
 
 
 def draw_points(axis, line, points, style):
     """With every seed's value as a dash."""
     names = [x if isinstance(x, str) else line for x in points]
+    dashes = dict(marker="_", linestyle="none", color=style["color"], markersize=10, alpha=0.6)
     for name, values in zip(names, points.values()):
-        axis.plot(
-            [name] * len(values),
-            values,
-            "_",
-            color=style.get("color"),
-            markersize=10,
-            alpha=0.6,
-        )
+        axis.plot([name] * len(values), values, **dashes)
     axis.errorbar(names, *means_and_errors(points), linestyle="none", **style)
     axis.margins(x=0.1)
 
@@ -153,14 +216,10 @@ def legend(picture, panels):
     handles = {}
     for axis in picture.axes:
         handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
-    counts = {
-        len(v)
-        for lines in panels.values()
-        for points in lines.values()
-        for v in points.values()
-    }
+    samples = [points.values() for lines in panels.values() for points in lines.values()]
+    counts = {len(values) for sample in samples for values in sample}
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    said = f"mean and 95% percentile bootstrap interval over seeds, n = {n}"
+    said = f"mean over seeds and its 95% interval (percentile bootstrap), n = {n}"
     across = max(1, int(picture.get_figwidth() / 1.9))
     how = dict(loc="outside lower center", ncols=across, frameon=False, title=said)
     picture.legend(handles.values(), [NAMES.get(name, name) for name in handles], **how)
