@@ -18,7 +18,7 @@ from pathlib import Path
 import common
 from common import Refused
 from suite import files, jobs, machine, training
-from suite.task import MOST, Flag
+from suite.task import MOST, SCALES, Flag
 
 
 def parse_seeds(text):
@@ -107,7 +107,7 @@ PLUMBING = [
     Flag(
         "jobs",
         None,
-        "of --all: processes at a time (on a CPU one per core, on CUDA 1)",
+        "of --all: processes at a time (one per core, on CUDA one per card)",
         int,
         least=1,
     ),
@@ -154,26 +154,44 @@ def parse(kind, argv):
     parser = Parser(
         f"{kind.name}.py",
         description=sys.modules[kind.__module__].__doc__,
+        epilog="\n".join(explain(kind)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     science = parser.add_argument_group("these change the result")
     plumbing = parser.add_argument_group("these do not")
-    defaults = defaults_of(kind)
+    choices = dict.fromkeys(["paper", *kind.scales])
+    plumbing.add_argument("--scale", choices=choices, help="a set of defaults (paper)")
+    defaults = defaults_of(kind) | kind.scales.get(find_scale(argv), {})
     for name, flag in flags_of(kind).items():
         if name not in kind.without:
             add_flag(science if flag.science else plumbing, flag, defaults[name])
-    scales = dict.fromkeys(["paper", *kind.scales])
     figure = dict(nargs="?", const="", choices=["", *kind.figures], metavar="FIGURE")
     names = ", ".join(kind.figures)
-    plumbing.add_argument("--scale", choices=scales, help="a set of defaults (paper)")
     plumbing.add_argument("--list", help=f"print a command per trial: {names}", **figure)
     plumbing.add_argument("--all", help="run these trials, then report.py", **figure)
     given = vars(parser.parse_args(argv))
     defaults |= dict(scale="paper", list=None, all=None)
-    defaults |= kind.scales.get(given.get("scale", "paper"), {})
     return argparse.Namespace(**(defaults | given)), given
+
+
+def find_scale(argv):
+    """What is typed after --scale, so that --help shows its defaults."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--scale", default="paper", nargs="?")
+    return parser.parse_known_args(argv)[0].scale
+
+
+def explain(kind):
+    """What the values of --pe and --scale mean."""
+    yield "scales, whose defaults --help --scale SCALE shows:"
+    for name in dict.fromkeys(["paper", *kind.scales]):
+        yield f"  {name:9} {SCALES.get(name, '')}"
+    if "pe" not in {flag.name for flag in kind.flags}:
+        yield "\nencodings:"
+        for name, encoding in common.ENCODINGS.items():
+            yield f"  {name:9} {encoding.__doc__.splitlines()[0]}"
 
 
 def add_flag(group, flag, default):
@@ -256,6 +274,9 @@ def trials_of_figure(kind, args, given, figure):
             for seed in seeds if isinstance(seeds, range) else [seeds]:
                 trial = make_trial(kind, args, given, row | {"seed": seed})
                 trials.setdefault(trial.folder, trial)
+    if figure and args.scale not in kind.figures[figure].grids:
+        has = " and ".join(kind.figures[figure].grids)
+        raise Refused(f"{figure} has no {args.scale} scale; it has {has}")
     if not trials:
         what = f"{figure or kind.name} at --scale {args.scale}"
         raise Refused(f"no trial of {what} has the flags given")
@@ -313,11 +334,13 @@ def run_many(kind, args, given, trials):
     stop = Stop()
     for trial in trials:  # now, or every one would refuse by itself
         trial.task.begin()
-    cuda = machine.choose_device(args.device).type == "cuda"
-    at_once = args.jobs or (1 if cuda else machine.cores())
+    cards = []
+    if machine.choose_device(args.device).type == "cuda":
+        cards = machine.cards()
+    at_once = args.jobs or len(cards) or machine.cores()
     script = sys.modules[kind.__module__].__file__
     with stop.after_iteration():
-        code = jobs.run_all(script, trials, at_once, stop)
+        code = jobs.Jobs(script, trials, at_once, cards).run(stop)
     if code != files.STOPPED:
         report = Path(__file__).parents[1] / "report.py"
         figure = [args.all] if args.all else []

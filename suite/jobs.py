@@ -29,54 +29,81 @@ class Trial(NamedTuple):
         return self.task.folder
 
 
-def run_all(script, trials, at_once, stop):
-    """Run the trials that are not finished, until a signal comes -> the exit code."""
-    waiting = [trial for trial in trials if not is_finished(trial.task)]
-    before, began, line = len(trials) - len(waiting), time.monotonic(), LiveLine()
-    running, codes = {}, []  # {process: its Trial}
+class Jobs:
+    """The trials of a figure that are not finished, `at_once` at a time.
 
-    def say_progress():
-        shares = [progress(trial) for trial in running.values()]
-        done = len(codes) + sum(shares)
-        far = f"{before + codes.count(0)} of {len(trials)} done"
+    Job n of those at once sees card n, counted round.
+    """
+
+    def __init__(self, script, trials, at_once, cards):
+        self.script, self.trials, self.at_once, self.cards = script, trials, at_once, cards
+        self.waiting = [trial for trial in trials if not is_finished(trial.task)]
+        self.before = len(trials) - len(self.waiting)
+        self.running, self.codes = {}, []  # {process: (its Trial, its number)}
+        self.free = list(range(at_once))  # numbers
+        self.line, self.began = LiveLine(), time.monotonic()
+
+    def run(self, stop):
+        """Until all have ended or a signal comes -> the exit code."""
+        done = f"{self.before} of {len(self.trials)} done before"
+        print(f"{done}; {self.at_once} at a time", flush=True)
+        try:
+            while (self.running or self.waiting) and not stop.requested:
+                while self.waiting and self.free:
+                    self.begin(self.waiting.pop(0))
+                for process in list(self.running):
+                    if process.poll() is not None:
+                        self.end(process)
+                if self.line.is_due():
+                    self.line.draw(self.say_progress())
+                time.sleep(0.05)
+        finally:  # whatever happens to this process, no other goes on without it
+            self.line.clear()
+            for process in self.running:
+                process.terminate()
+            self.codes += [process.wait() for process in self.running]
+        if STOPPED in self.codes:
+            return STOPPED
+        return max((code if code >= 0 else FAILED for code in self.codes), default=0)
+
+    def begin(self, trial):
+        if not self.line.live:
+            print(f"begins: {shlex.join(trial.words)}", flush=True)
+        number, card = self.free[0], None
+        if self.cards:
+            card = self.cards[number % len(self.cards)]
+        try:
+            process = start(self.script, trial, self.at_once, card)
+        except OSError as error:
+            print(error, flush=True)
+            self.codes.append(FAILED)
+        else:
+            self.running[process] = trial, self.free.pop(0)
+
+    def end(self, process):
+        trial, number = self.running.pop(process)
+        self.free.append(number)
+        self.codes.append(process.returncode)
+        self.line.clear()
+        if process.returncode or not self.line.live:
+            say_end(trial, process.returncode)
+        say_pair(trial, self.trials)
+        if not self.line.live:
+            print(self.say_progress(), flush=True)
+
+    def say_progress(self):
+        """How many are done, how long the others will take, how far each is."""
+        doing = [trial for trial, _ in self.running.values()]
+        shares = [progress(trial) for trial in doing]
+        said = f"{self.before + self.codes.count(0)} of {len(self.trials)} done"
+        done = len(self.codes) + sum(shares)
         if done:
-            left = len(waiting) + len(running) - sum(shares)
-            far += f", {say_left((time.monotonic() - began) / done * left)}"
-        doing = [f"{t.task.describe()} {x:.0%}" for t, x in zip(running.values(), shares)]
-        return f"{far}  running: {', '.join(doing)}" if line.live and doing else far
-
-    print(f"{before} of {len(trials)} done before; {at_once} at a time", flush=True)
-    try:
-        while (running or waiting) and not stop.requested:
-            while waiting and len(running) < at_once:
-                trial = waiting.pop(0)
-                if not line.live:
-                    print(f"begins: {shlex.join(trial.words)}", flush=True)
-                try:
-                    running[start(script, trial, at_once)] = trial
-                except OSError as error:
-                    print(error, flush=True)
-                    codes.append(FAILED)
-            for process in [process for process in running if process.poll() is not None]:
-                trial = running.pop(process)
-                codes.append(process.returncode)
-                line.clear()
-                if codes[-1] or not line.live:
-                    say_end(trial, codes[-1])
-                say_pair(trial, trials)
-                if not line.live:
-                    print(say_progress(), flush=True)
-            if line.is_due():
-                line.draw(say_progress())
-            time.sleep(0.05)
-    finally:  # whatever happens to this process, no other goes on without it
-        line.clear()
-        for process in running:
-            process.terminate()
-        codes += [process.wait() for process in running]
-    if STOPPED in codes:
-        return STOPPED
-    return max((code if code >= 0 else FAILED for code in codes), default=0)
+            left = len(self.waiting) + len(doing) - sum(shares)
+            said += f", {say_left((time.monotonic() - self.began) / done * left)}"
+        if self.line.live and doing:
+            names = [f"{t.task.describe()} {x:.0%}" for t, x in zip(doing, shares)]
+            said += f"  running: {', '.join(names)}"
+        return said
 
 
 def progress(trial):
@@ -111,12 +138,14 @@ def is_finished(task):
         return files.is_finished(task)
 
 
-def start(script, trial, at_once):
+def start(script, trial, at_once, card):
     """A trial's process, which writes to log.txt in the trial's folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
     threads = 1 if trial.task.args.hidden < 256 else max(1, machine.cores() // at_once)
     environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
     environment["SUITE_PARENT"] = str(os.getpid())
+    if card is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = card
     with open(trial.folder / "log.txt", "a") as log:
         return subprocess.Popen(
             [sys.executable, script, *trial.words],

@@ -30,6 +30,13 @@ def cores():
     )  # macOS
 
 
+def cards():
+    """The names of the cards that this process sees, as CUDA_VISIBLE_DEVICES has them."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return visible.split(",")
+    return [str(n) for n in range(torch.cuda.device_count())]
+
+
 def choose_device(name):
     found = torch.cuda.is_available()
     if name == "cuda" and not found:

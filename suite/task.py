@@ -23,6 +23,13 @@ SMOKE = dict(
     device="cpu",
 )
 
+SCALES = {
+    "paper": "512 units, 300,000 batches: for a GPU",
+    "desk": "smaller models, minutes to hours of a CPU each: what results/ has",
+    "quick": "a first look: minutes for a whole figure",
+    "smoke": "seconds, to see that it runs",
+}
+
 
 def cross(**flags):
     """All combinations: cross(model="lstm", vocab=[256, 512], seed=SEEDS) is ten trials."""
