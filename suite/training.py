@@ -1,15 +1,7 @@
 """One trial: the training loop, and the state that it changes.
 
 Data depend on (seed, iteration) alone, so a checkpoint and the flags decide all that follows:
-a trial that was stopped ends with the same bits as one that was not. The model of a finished
-trial:
-
-    from reverse import Reverse
-    from suite import cli, files
-
-    task = cli.parse_task(Reverse, ["--scale", "quick"])
-    model = task.model()
-    model.load_state_dict(files.load(task.folder / "last.pt", "cpu")["model"])
+a trial that was stopped ends with the same bits as one that was not. README.md loads a model.
 """
 
 import datetime
