@@ -30,6 +30,7 @@ from torch import nn
 import common
 from common import Refused
 from suite import cli, fast, files
+from suite.sweeps import sweep
 from suite.task import SEEDS, SMOKE, Flag, Task, cross
 from suite.verdicts import higher, name_of, no_gain
 
@@ -283,7 +284,7 @@ def features(model, batch, engine):
     else:
         embedded, pieces = fast.used_embeddings(model, batch.inputs)
         table, clock = fast.input_products(model, embedded, len(batch.sizes))
-        sweep, sizes = fast.SWEEPS[type(model.layer)], batch.sizes.tolist()
+        sizes = batch.sizes.tolist()
         found = sweep(model.layer, table, clock, pieces, sizes, engine.compiled)
     return found if batch.answered is None else found.index_select(0, batch.answered)
 

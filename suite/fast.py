@@ -12,11 +12,10 @@ import torch.nn.functional as F
 
 import common
 from suite.graphs import pointwise
-from suite.sweeps import gru_sweep, lstm_sweep
+from suite.sweeps import sweep
 
 # -- The layers: their input's weight and bias, and what they make of its table and clock
-SWEEPS = {common.GRU: gru_sweep, common.LSTM: lstm_sweep}
-KNOWN = (*SWEEPS, common.S4D)  # whose input must be a sum over token and step
+KNOWN = common.GRU, common.LSTM, common.S4D  # whose input must be a sum over token and step
 
 
 def input_weights(layer):
@@ -124,7 +123,6 @@ def features(model, inputs, steps, commands=0, compiled=False):
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
         return s4d_features(layer, table, clock, tokens, steps, compiled)
-    sweep = SWEEPS[type(layer)]
     h = sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)
 
