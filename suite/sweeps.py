@@ -1,17 +1,18 @@
-"""GRU and LSTM, faster: swept by hand, through time and back, equal to torch.nn's but for rounding.
+"""GRU and LSTM, faster: swept by hand, through time and back; torch.nn's but for rounding.
 
-A step is one product with the state and one pointwise function, which is written twice: for CUDA, where
-torch.compile makes one loop of it, and for a CPU as a few operators in place.
+A step is one product with the state and one pointwise function. The function is written twice:
+for CUDA, where torch.compile makes one loop of it, and for a CPU as a few operators in place.
 
-Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
-says how many each step has, never more than the one before; N is their sum. The state starts at zero.
+Rows are packed as in torch's PackedSequence: those of step 0, then those of step 1, ... `sizes`
+says how many each step has, never more than the one before; N is their sum. The state starts
+at zero.
 
-    table (R, 4H)  what each token adds to the sums inside the gates (of a GRU 3H), and
-    clock (T, 4H)  what each step adds, with the bias
-    tokens (n,)    rows of the table; they may end early, after any step: later steps read the clock alone
-    gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU q, r, z, n;
-                   a step gets its rows of them and, as views, their columns, (n, H) for each gate
-    c, h (N, H)    cell and output; what is carried from step to step is in the precision of the weights
+    table (R, G)   what each token adds to the sums inside the gates (G is 4H, of a GRU 3H)
+    clock (T, G)   what each step adds, with the bias
+    tokens (n,)    rows of the table; after their end, at any step, the clock alone is read
+    gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU
+                   q, r, z, n. A step gets its rows, and as views each gate's column, (n, H)
+    c, h (N, H)    cell and output; the state is carried in the precision of the weights
 """
 
 import torch
@@ -48,7 +49,7 @@ def lstm_step(product, clock, table, tokens, c_before, rows, columns, h, c):
 
 
 def lstm_step_back(rows, columns, c, c_before, d_out, d_h, d_cell, d_rows, d_columns):
-    """From the gradients of the step's output and of the next step's state; carries `d_cell` back."""
+    """From the gradients of its output and of the next step's state; carries `d_cell` back."""
     i, f, g, o = rows.to(d_cell.dtype).chunk(4, dim=1)
     d_h = d_out + d_h
     t = tanh(c)
@@ -175,10 +176,10 @@ def split_columns(gates, sizes):
 
 
 def room_for_gradients(memory, sizes, compiled):
-    """(N, 4H) for the gates' gradients. `memory` holds the gates, and as many rows as a step more.
+    """(N, 4H) for the gates' gradients. `memory` holds the gates, and a step's rows more.
 
-    A step's gradients go where the gates of later steps were, which have been read: this memory is warm,
-    and new memory is not. A compiled step must not share memory.
+    A step's gradients go where the gates of later steps were, which have been read: this memory
+    is warm, and new memory is not. A compiled step must not share memory.
     """
     room = memory[sizes[0] :]
     return torch.empty_like(room) if compiled else room
@@ -192,11 +193,9 @@ def one_step_earlier(x, sizes):
 
 
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
-    """Gradients of the table, summed in `dtype`, and of the clock, from those of their sums, (N, G)."""
+    """From those of the sums, (N, G): of the table, summed in `dtype`, and of the clock."""
     d_read = d_x[: len(tokens)].to(dtype)
-    if (
-        d_x.is_cuda
-    ):  # sorts tokens, unless few: atomic additions to the same rows would wait for one another
+    if d_x.is_cuda:  # it sorts many tokens: additions to the same rows wait for one another
         d_table = torch.ops.aten.embedding_dense_backward(d_read, tokens, table_rows, -1, False)
     else:
         d_table = d_read.new_zeros(table_rows, d_x.shape[1]).index_add_(0, tokens, d_read)
@@ -206,14 +205,15 @@ def input_gradients(d_x, tokens, sizes, table_rows, dtype):
 
 
 class Sweep(torch.autograd.Function):
-    """table (R, G), clock (T, G), tokens (n,), sizes, compiled, weight (G, H), bias -> h (N, H).
+    """table (R, G), clock (T, G), tokens (n,), ..., weight (G, H), bias (H,) -> h (N, H).
 
-    A GRU's bias (H,) is the candidate state's, inside its reset gate. An LSTM has none.
+    The bias is a GRU's, of its candidate state, inside the reset gate; an LSTM has None.
     """
 
     @staticmethod
     def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
-        table, clock, weight = (x.detach() for x in (table, clock, weight))  # or it compiles twice
+        # Detached, or it compiles twice
+        table, clock, weight = table.detach(), clock.detach(), weight.detach()
         low = weight.to(table.dtype)
         recurrent = low.T if low.is_cuda else low.T.contiguous()  # a CPU is faster with it
         N, B, (G, H) = sum(sizes), sizes[0], weight.shape
@@ -272,7 +272,9 @@ class Sweep(torch.autograd.Function):
             state_of = h.split(sizes)
             low = low.roll(H, 0)  # the candidate first, as in d_gates
         else:
-            step = choose_step(lstm_step_back, lstm_step_back_in_place, gates, d_state, compiled)
+            step = choose_step(
+                lstm_step_back, lstm_step_back_in_place, gates, d_state, compiled
+            )
             state_of = c.split(sizes)
         start = torch.zeros_like(state_of[0])
         for t in reversed(range(len(sizes))):
