@@ -64,7 +64,9 @@ def fig7_gru(runs):
     yield above(text, [1 - x for x in runs.values()], 0.5)
 
 
-DelayedAddition.figures |= beyond.which_clock("Delayed addition", SMALL, thirds=True)
+DelayedAddition.figures |= beyond.which_clock(
+    "Delayed addition", SMALL, beyond.PHASES | beyond.THIRDS
+)
 DelayedAddition.figures |= beyond.models_of_today("Delayed addition", SMALL)
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ piece, which is read but not scored.
 import functools
 import hashlib
 import io
-import itertools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -63,7 +62,7 @@ class WikiText(Task):
     one_graph = False  # batches come from the text, in several sizes
 
     def begin(self):
-        """Find the text and its tokens, or make them; their fingerprints belong to the flags."""
+        """Find the text and its tokens, or make them; fingerprints belong to the flags."""
         data = Path(self.args.data)
         text = text_sha256(data)
         self.tokens = data / f"tokens-K{self.vocab}-{text[:16]}"
@@ -74,10 +73,8 @@ class WikiText(Task):
             raise files.End(0, f"tokens in {self.tokens}")
         if not pieces.exists():
             raise Refused("no tokens yet: the same flags with --prepare make them")
-        files_of = [(f"{split}.tokens", f"{split}.ends") for split in SPLITS]
-        paths = tuple(self.tokens / name for name in itertools.chain(*files_of))
-        tokens = digest((pieces, *paths))
-        self.config |= {"text_sha256": text, "tokens_sha256": tokens}
+        tokens = tuple(sorted(self.tokens.glob("[a-z]*")))  # all that make_tokens wrote
+        self.config |= {"text_sha256": text, "tokens_sha256": digest(tokens)}
 
     def build(self, device):
         self.device = device
@@ -145,13 +142,7 @@ class WikiText(Task):
             known, every = self.perplexities(model, self.splits[name], engine)
             metrics[f"{name}_perplexity"] = known
             metrics[f"{name}_perplexity_with_unknown"] = every
-        splits = self.splits.items()
-        unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
-        return metrics | {
-            "paragraphs": {name: split.paragraphs for name, split in splits},
-            "tokens": {name: len(split.tokens) for name, split in splits},
-            "unknown_tokens": unknown,
-        }
+        return metrics
 
 
 @functools.lru_cache(1)
@@ -220,7 +211,7 @@ def fig15(runs):
 
 # -- Batches, and the model that reads them
 class Batch(NamedTuple):
-    """N pairs of a piece and the next, packed: those of time step 0, then those of step 1, ..."""
+    """N pairs of a piece and the next, packed: those of step 0, then those of step 1, ..."""
 
     inputs: torch.Tensor  # (N,)
     targets: torch.Tensor  # (N,), or (M,) where `answered` is given
@@ -269,7 +260,7 @@ def pad_to_few_sizes(batch, most, vocab):
 
 
 def features(model, batch, engine):
-    """(N, H), what is read out, or (M, H) of the answered pairs. Logits would take gigabytes."""
+    """(N, H), what is read out, or (M, H) where some are answered."""
     if engine.name == "torch":
         tokens = model.embedding(batch.inputs)
         x = model.encoding.join(tokens, batch.times, len(batch.sizes))  # (N, E or 2E)
@@ -341,7 +332,6 @@ class Split:
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
         self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
-        self.paragraphs = len(ends) - 1
         # (P,) of what is predicted
         self.starts = ends[:-1][counts > 0]
         self.counts = counts[counts > 0]

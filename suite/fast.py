@@ -175,12 +175,11 @@ def score_in_place(logits, target, weights):
 
 
 class CrossEntropy(torch.autograd.Function):
-    """See `cross_entropy`. Gradients are computed with the loss: a chunk's logits exist once."""
+    """See `cross_entropy`. A chunk's logits exist once: gradients are computed with the loss."""
 
     @staticmethod
     def forward(ctx, features, weight, bias, targets, weights, compiled, gradients):
-        cuda = weight.is_cuda
-        step = pointwise(score, compiled) if compiled or cuda else score_in_place
+        step = pointwise(score, compiled) if compiled or weight.is_cuda else score_in_place
         low = weight.to(features.dtype)
         low_bias = bias.to(features.dtype)
         loss = weight.new_zeros(())
@@ -189,7 +188,6 @@ class CrossEntropy(torch.autograd.Function):
         d_weight = torch.zeros_like(weight)
         d_bias = torch.zeros_like(bias)
         rows = chunk_rows(weight)
-        ones = weight.new_ones(min(rows, len(features)))
         for start in range(0, len(features), rows):
             part = slice(start, start + rows)
             logits = torch.addmm(low_bias, features[part], low.T).to(weight.dtype)  # (n, K)
@@ -201,14 +199,8 @@ class CrossEntropy(torch.autograd.Function):
                 continue
             d = logits.to(low.dtype)
             torch.mm(d, low, out=d_features[part])
-            if cuda and d.dtype == d_weight.dtype:  # in one pass; a CPU would round otherwise
-                d_weight.addmm_(d.T, features[part])
-            else:
-                d_weight += d.T @ features[part]
-            if cuda:
-                d_bias.addmv_(logits.T, ones[: len(d)])
-            else:
-                d_bias += d.sum(0)
+            d_weight += d.T @ features[part]
+            d_bias += logits.sum(0)
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(right)
         return loss, right
