@@ -48,10 +48,11 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
     "mamba-sin-256": 16,
 }
 REPEATS = 5  # timings of each step
-HOW = """One trial after another; time grows with steps and batch. Where a K was not measured, it
-is the time at the model's nearest K, corrected by what K adds to an LSTM's. A paragraph of the
-language model counts as its longest, 1,024 steps. Held-out tests and stability are not
-counted."""
+HOW = """
+One trial after another; time grows with steps and batch. Where a K was not measured, it is the
+time at the model's nearest K, corrected by what K adds to an LSTM's. A paragraph of the
+language model counts as its longest, 1,024 steps. Held-out tests and stability are not counted.
+"""
 
 
 def plain_step(task, device):
@@ -157,7 +158,7 @@ def costs(content):
                 yield line_of(f"{kind.name}.py {name}", of_figure)
                 hours |= of_figure
     yield line_of("all, each trial once", hours)
-    yield from HOW.splitlines()
+    yield from HOW.strip().splitlines()
 
 
 def line_of(name, hours):

@@ -21,7 +21,6 @@ FIG7 = {
     "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088], seed=SEEDS),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128], seed=SEEDS),
     "quick": cross(model="lstm", pe=WITH_CONSTANT, vocab=32, seed=range(3)),
-    "smoke": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
 FIG7_GRU = {"paper": cross(model="gru", pe=BOTH, vocab=896, seed=SEEDS)}
 FIG7_SMALL = {"desk": cross(**SMALL, pe=["none", "constant", "dup", "sin"], seed=SEEDS)}

@@ -155,7 +155,6 @@ def order(seed, epoch, count):
 GRIDS = {  # of Table 1 and Fig. 15
     "paper": cross(model="lstm", pe=BOTH, vocab=32768, seed=SEEDS),
     "desk": cross(model="lstm", pe=BOTH, vocab=2048, seed=range(3)),
-    "smoke": cross(model="lstm", pe=BOTH, vocab=40, seed=range(1)),
 }
 TEST = {
     "test perplexity": "test_perplexity",

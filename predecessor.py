@@ -21,7 +21,6 @@ FIG10 = {  # its vocabularies are in the released code only
     "paper": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024], seed=SEEDS),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024], seed=SEEDS),
     "quick": cross(model="lstm", pe=WITH_CONSTANT, vocab=64, seed=range(3)),
-    "smoke": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
 
 

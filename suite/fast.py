@@ -148,7 +148,7 @@ def chunk_rows(weight):
 
 
 def score(logits, target, weights):
-    """Loss and accuracy of (n, K) logits, which become its gradient; target and weights (n, 1)."""
+    """Loss and accuracy of (n, K) logits, which become its gradient; the others are (n, 1)."""
     top = logits.amax(1, keepdim=True)
     total = (logits - top).exp().sum(1, keepdim=True)
     own = logits.gather(1, target)
@@ -175,7 +175,7 @@ def score_in_place(logits, target, weights):
 
 
 class CrossEntropy(torch.autograd.Function):
-    """See `cross_entropy`. A chunk's logits exist once: gradients are computed with the loss."""
+    """See `cross_entropy`. Gradients are computed with the loss, while logits exist."""
 
     @staticmethod
     def forward(ctx, features, weight, bias, targets, weights, compiled, gradients):

@@ -207,9 +207,9 @@ def all_of(text, differences, primary=""):
     return Verdict(text, numbers, max(d.above() for d in found), p_no, primary)
 
 
-def higher(text, high, low, primary=""):
+def higher(text, high, low):
     """One sample's mean is above another's (Welch's t)."""
-    return all_of(text, {"": difference([high], [low])}, primary)
+    return all_of(text, {"": difference([high], [low])})
 
 
 def higher_in_pairs(text, high, low):
@@ -234,7 +234,7 @@ def controls(runs):
 
 
 def gain(runs, text, metric="token_accuracy", pe="sin", primary="", **where):
-    """The clock raises a metric above that of every control, among the trials with these flags."""
+    """The clock raises a metric above every control's, among the trials with these flags."""
     runs = runs.where(**where)
     lows = {control: runs.values(metric, pe=control) for control in controls(runs)}
     return better(text, runs.values(metric, pe=pe), lows, primary)
