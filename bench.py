@@ -3,9 +3,9 @@
     python bench.py                                       # configurations of the paper's size
     python bench.py --only lstm-sin-256 --precision fp32  # one; other flags are reverse.py's
 
-Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in the same
-precision. The suite's step is the training loop's own and draws its batch too. Both take turns
-in one process.
+Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in
+the same precision. The suite's step is the training loop's own and draws its batch too.
+Both take turns in one process.
 
 Then it says what each figure of the paper costs on this device, in hours of training.
 """
@@ -48,7 +48,7 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
     "mamba-sin-256": 16,
 }
 REPEATS = 5  # timings of each step
-HOW = """
+HOW = """\
 One trial after another; time grows with steps and batch. Where a K was not measured, it is the
 time at the model's nearest K, corrected by what K adds to an LSTM's. A paragraph of the
 language model counts as its longest, 1,024 steps. Held-out tests and stability are not counted.
@@ -158,7 +158,7 @@ def costs(content):
                 yield line_of(f"{kind.name}.py {name}", of_figure)
                 hours |= of_figure
     yield line_of("all, each trial once", hours)
-    yield from HOW.strip().splitlines()
+    yield from HOW.splitlines()
 
 
 def line_of(name, hours):
@@ -177,8 +177,7 @@ def main():
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
     found = {name: measure(name, device, words) for name in args.only}
-    about = machine.provenance(words, machine.Engine("fast"), device)
-    content = {name: about[name] for name in ("device", "threads", "torch", "commit")}
+    content = machine.provenance(words, machine.Engine("fast"), device)
     content |= {"repeats": REPEATS, "configurations": found}
     if args.json:
         files.write_json(args.json, content)

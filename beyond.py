@@ -218,8 +218,8 @@ def best_rates(runs):
 def worths(runs):
     """How much training `none` needs for what the clock has at 1 time, log2 of its multiple.
 
-    One number for each seed. Between the lengths of training `none` goes along a straight line
-    in log2.
+    One number for each seed. Between the lengths of training `none` goes along a
+    straight line in log2.
     """
     iterations = sorted(runs.levels("iterations"))
     places, found = np.log2(np.divide(iterations, iterations[0])), []

@@ -1,9 +1,10 @@
 """The paper: model, loss, training step, schedule; then encodings, layers, data, metrics.
 
 suite/fast.py computes the same numbers faster. Letters: B batch, T time steps, L input
-length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size, N
-states of S4D and Mamba, D Mamba's 2 H channels; also N rows of a set, W integers of a row,
-R rounds of candidates. In a model time comes first, (T, B, ...), as in torch.nn.GRU.
+length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size,
+N states of S4D and Mamba, D Mamba's 2 H channels; also N rows of a set, W integers of a
+row, R rounds of candidates. In a model time comes first, (T, B, ...), as in
+torch.nn.GRU.
 """
 
 import math
@@ -423,8 +424,9 @@ def distinct_rows(draw, count, *counters, device="cpu"):
 class HeldOut:
     """Rows (N, W) that training must never show; `mass`: the chance to draw one of them.
 
-    A training row is drawn `rounds` times, at once, so that no host waits for its device.
-    The first candidate not held out is used or, one time in 1e18, a fixed spare row.
+    A training row is drawn `rounds` times, at once, so that no host waits for its
+    device. The first candidate not held out is used or, one time in 1e18, a fixed spare
+    row.
     """
 
     def __init__(self, rows, mass):

@@ -6,8 +6,8 @@
     in   3 1 4 2 9 8        x = 3 1 4, then y = 2 9 8, without a command; time runs 1 .. 2L
     out  . . . 6 0 1        4+2, 1+9, 3+8 with K = 10; . is not answered and has no loss
 
-At the paper's size it trains for twice the iterations of the other tasks (Appendix A.1), at
-smaller scales not. The paper found it too hard for GRUs.
+At the paper's size it trains for twice the iterations of the other tasks (Appendix
+A.1), at smaller scales not. The paper found it too hard for GRUs.
 """
 
 import beyond

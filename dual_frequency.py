@@ -6,8 +6,9 @@
     in   3 1 9 _ _ _        of K = 10 integers 5 to 9 are Rare: seven times rarer than others
     out  . . . 9 1 3        as in reverse.py, whose model and training this is
 
-A test row has one target among disturbants of one kind, and only the target's retrieval counts.
-The paper: without the clock, what hurts is Rare disturbants, not Rare targets (section 4.2).
+A test row has one target among disturbants of one kind, and only the target's retrieval
+counts. The paper: without the clock, what hurts is Rare disturbants, not Rare targets
+(section 4.2).
 """
 
 import math

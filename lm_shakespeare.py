@@ -6,10 +6,11 @@
     in   F i r s t _ C i t i z e
     out  i r s t _ C i t i z e n        every token is answered by the next one
 
-The tables are those of Charles and Lau, "Positional Encoding, Tokenization, and Architecture
-Hyperparameters for Transformers" ("the document"). Our choice, where it is silent: queries,
-keys and values without bias, a last LayerNorm, a constant rate, no clipping; byte pairs start
-from characters. The text, for --data, is data/tinyshakespeare/input.txt of karpathy/char-rnn:
+The tables are those of Charles and Lau, "Positional Encoding, Tokenization, and
+Architecture Hyperparameters for Transformers" ("the document"). Our choice, where it is
+silent: queries, keys and values without bias, a last LayerNorm, a constant rate, no
+clipping; byte pairs start from characters. The text, for --data, is
+data/tinyshakespeare/input.txt of karpathy/char-rnn:
 https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 """
 

@@ -8,12 +8,12 @@
 
 The paper's negative result: expect no gain in test perplexity from the clock.
 
-The text has a paragraph per line; blank lines and headings, which begin with " =", are dropped.
-WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack it in data/.
-SentencePiece learns K pieces from the training split: its unigram model, with its defaults but
-for the longest line. There is no begin or end token: a paragraph of one piece has nothing to
-predict and is left out. Rare characters, and the < and > of a "<unk>", become the unknown
-piece, which is read but not scored.
+The text has a paragraph per line; blank lines and headings, which begin with " =", are
+dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip:
+unpack it in data/. SentencePiece learns K pieces from the training split: its unigram
+model, with its defaults but for the longest line. There is no begin or end token: a
+paragraph of one piece has nothing to predict and is left out. Rare characters, and the
+< and > of a "<unk>", become the unknown piece, which is read but not scored.
 """
 
 import functools
@@ -247,10 +247,10 @@ def pack(split, chosen):
 def pad_to_few_sizes(batch, most, vocab):
     """The same batch, padded to one of a few sizes, each of which a CUDA graph can serve.
 
-    All paragraphs get the same number of steps: a multiple of STEPS, or `most`. The number of
-    targets is rounded up to a multiple of a PARTS-th of all pairs. What is added comes after a
-    paragraph's end, or has an unknown target, and so changes no number. It is of many pieces,
-    not of one, which a card likes.
+    All paragraphs get the same number of steps: a multiple of STEPS, or `most`. The
+    number of targets is rounded up to a multiple of a PARTS-th of all pairs. What is
+    added comes after a paragraph's end, or has an unknown target, and so changes no
+    number. It is of many pieces, not of one, which a card likes.
     """
     paragraphs, found = int(batch.sizes[0]), len(batch.targets)
     time = min(most, math.ceil(len(batch.sizes) / STEPS) * STEPS)

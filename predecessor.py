@@ -51,9 +51,9 @@ class Predecessor(Task):
     def draw(self, k, shape):
         """(*shape, L+1): the integers and the query, which are held out together.
 
-        The first is one of K, the next the r-th smallest of the K-1 others, and so on. Decoded
-        backwards: what comes after an integer was counted without it, so what is not below it
-        moves up by one.
+        The first is one of K, the next the r-th smallest of the K-1 others, and so on.
+        Decoded backwards: what comes after an integer was counted without it, so what
+        is not below it moves up by one.
         """
         choices = self.vocab - torch.arange(self.length, device=k.device)
         x = scale_bits(random_bits(k, (*shape, self.length)), choices)

@@ -8,9 +8,9 @@
                       ^    after the target to the output at the step that has to answer it
                            (^)? 1: the same; 0: nothing in common.
 
-All snapshots are evaluated, and stability.json is written beside the trial's result.json.
-Letters: P pairs, S sequences, T steps up to the answer, D outputs, H state, K vocabulary,
-G gates' inputs.
+All snapshots are evaluated, and stability.json is written beside the trial's
+result.json. Letters: P pairs, S sequences, T steps up to the answer, D outputs, H
+state, K vocabulary, G gates' inputs.
 """
 
 import math
@@ -48,8 +48,8 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
 def stability(model, a, b, target, at_once=64):
     """(P,): sum_i w_i cos(J_i^A, J_i^B), with w_i in proportion to |J_i^A||J_i^B|.
 
-    A and B are rows of tokens, (P, T); i is an output. At H = 512 the Jacobians of 64 pairs
-    need 1 GiB.
+    A and B are rows of tokens, (P, T); i is an output. At H = 512 the Jacobians of 64
+    pairs need 1 GiB.
     """
     similarity = recurrent_similarity
     if isinstance(model.layer, common.S4D):
@@ -159,8 +159,8 @@ def through_gates(slopes, weights):
 def s4d_similarity(layer, inputs, target):
     """As recurrent_similarity. J[i, (h, n)] = M[i, h] w[h, n]; all sequences have the same w.
 
-    M[i, h] = (p_i W[i, h] + q_i V[i, h]) slope_h, where y is the layer's sum, slope the GELU's,
-    and the output h_i = a_i sigmoid(b_i) with a = W gelu(y) and b = V gelu(y).
+    M[i, h] = (p_i W[i, h] + q_i V[i, h]) slope_h, where y is the layer's sum, slope the
+    GELU's, and the output h_i = a_i sigmoid(b_i) with a = W gelu(y) and b = V gelu(y).
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))

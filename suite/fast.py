@@ -1,9 +1,9 @@
 """What common.py's models compute, faster: the same numbers, as the tests demand.
 
-The input weights meet every integer and every step once, not every row: a layer's input is
-table[token] + clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves only what is
-answered, and what all rows share only once. The readout's logits exist in chunks, and their
-gradients are computed with them.
+The input weights meet every integer and every step once, not every row: a layer's input
+is table[token] + clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves
+only what is answered, and what all rows share only once. The readout's logits exist in
+chunks, and their gradients are computed with them.
 """
 
 import math
@@ -179,7 +179,8 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, features, weight, bias, targets, weights, compiled, gradients):
-        step = pointwise(score, compiled) if compiled or weight.is_cuda else score_in_place
+        cuda = weight.is_cuda
+        step = pointwise(score, compiled) if compiled or cuda else score_in_place
         low = weight.to(features.dtype)
         low_bias = bias.to(features.dtype)
         loss = weight.new_zeros(())
@@ -188,6 +189,7 @@ class CrossEntropy(torch.autograd.Function):
         d_weight = torch.zeros_like(weight)
         d_bias = torch.zeros_like(bias)
         rows = chunk_rows(weight)
+        ones = weight.new_ones(min(rows, len(features)))
         for start in range(0, len(features), rows):
             part = slice(start, start + rows)
             logits = torch.addmm(low_bias, features[part], low.T).to(weight.dtype)  # (n, K)
@@ -199,8 +201,14 @@ class CrossEntropy(torch.autograd.Function):
                 continue
             d = logits.to(low.dtype)
             torch.mm(d, low, out=d_features[part])
-            d_weight += d.T @ features[part]
-            d_bias += logits.sum(0)
+            if cuda and d.dtype == d_weight.dtype:  # in one pass; a CPU would round otherwise
+                d_weight.addmm_(d.T, features[part])
+            else:
+                d_weight += d.T @ features[part]
+            if cuda:
+                d_bias.addmv_(logits.T, ones[: len(d)])
+            else:
+                d_bias += d.sum(0)
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(right)
         return loss, right

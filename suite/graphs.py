@@ -72,8 +72,9 @@ def whole(step, first, state):
 def by_size(learn, episode, state):
     """One graph of learn(batch) for every size of batch -> a function of i.
 
-    A size's first batch stays as its input: later ones are copied into it before the replay.
-    The graphs share their memory: none keeps anything there from one iteration to the next.
+    A size's first batch stays as its input: later ones are copied into it before the
+    replay. The graphs share their memory: none keeps anything there from one iteration
+    to the next.
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()
 

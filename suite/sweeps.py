@@ -1,11 +1,12 @@
 """GRU and LSTM, faster: swept by hand, through time and back; torch.nn's but for rounding.
 
-A step is one product with the state and one pointwise function. The function is written twice:
-for CUDA, where torch.compile makes one loop of it, and for a CPU as a few operators in place.
+A step is one product with the state and one pointwise function. The function is written
+twice: for CUDA, where torch.compile makes one loop of it, and for a CPU as a few
+operators in place.
 
-Rows are packed as in torch's PackedSequence: those of step 0, then those of step 1, ... `sizes`
-says how many each step has, never more than the one before; N is their sum. The state starts
-at zero.
+Rows are packed as in torch's PackedSequence: those of step 0, then those of step 1, ...
+`sizes` says how many each step has, never more than the one before; N is their sum. The
+state starts at zero.
 
     table (R, G)   what each token adds to the sums inside the gates (G is 4H, of a GRU 3H)
     clock (T, G)   what each step adds, with the bias
@@ -178,8 +179,8 @@ def split_columns(gates, sizes):
 def room_for_gradients(memory, sizes, compiled):
     """(N, 4H) for the gates' gradients. `memory` holds the gates, and a step's rows more.
 
-    A step's gradients go where the gates of later steps were, which have been read: this memory
-    is warm, and new memory is not. A compiled step must not share memory.
+    A step's gradients go where the gates of later steps were, which have been read:
+    this memory is warm, and new memory is not. A compiled step must not share memory.
     """
     room = memory[sizes[0] :]
     return torch.empty_like(room) if compiled else room

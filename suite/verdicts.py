@@ -195,8 +195,8 @@ class Verdict(NamedTuple):
 def all_of(text, differences, primary=""):
     """Of differences, {name: Difference}.
 
-    For yes all have to be above zero: the largest p counts. For no one below zero is enough:
-    its p is multiplied by their number.
+    For yes all have to be above zero: the largest p counts. For no one below zero is
+    enough: its p is multiplied by their number.
     """
     found = differences.values()
     if None in found:
@@ -285,8 +285,8 @@ def crossings(runs, level=0.95, **where):
 def areas(runs, **where):
     """The area under accuracy over log2 K, of each seed that has all vocabularies.
 
-    Neighbours are joined by straight lines. It is divided by the range of log2 K: all right
-    is 1.
+    Neighbours are joined by straight lines. It is divided by the range of log2 K: all
+    right is 1.
     """
     places = np.log2(sorted(runs.levels("vocab", **where)))
     found = []
