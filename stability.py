@@ -322,7 +322,8 @@ FIG5["desk"] = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG5["desk"]]
 
 @Stability.figure("fig5", TITLE, FIG5, **OPTIONS)
 def fig5(runs):
-    for model, vocab in dict.fromkeys((row["model"], row["vocab"]) for row in runs.rows):
+    for model in runs.levels("model"):
+        (vocab,) = runs.levels("vocab", model=model)
         name = f"{name_of(model)}'s gradients at K = {vocab}"
         of, none = runs.where(model=model), runs.where(model=model, pe="none")
         text = f"Among Rare disturbants {name} are more stable with the clock."

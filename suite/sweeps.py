@@ -78,7 +78,10 @@ def gru_step(product, clock, table, tokens, state, rows, columns, h, bias):
 
 
 def gru_step_back(rows, columns, _, h_before, d_out, d_h, d_state, d_rows, d_columns):
-    """As lstm_step_back; d_rows are q's gradients, and those of the sums inside r, z and n."""
+    """As lstm_step_back, without the step's own h (`_`).
+
+    d_rows are q's gradients, and those of the sums inside r, z and n.
+    """
     q, r, z, n = rows.to(d_state.dtype).chunk(4, dim=1)
     d = d_out + d_h + d_state
     d_n = d * (1 - z) * (1 - n * n)
@@ -230,7 +233,7 @@ class Sweep(torch.autograd.Function):
         if bias is None:
             step = choose_step(lstm_step, lstm_step_in_place, table, weight, compiled)
             c = weight.new_empty(N, H)
-            own_of = c.split(sizes)
+            own_of = c.split(sizes)  # what a step takes that the other model's does not
         else:
             step = choose_step(gru_step, gru_step_in_place, table, weight, compiled)
             own_of = [bias.detach()] * len(sizes)
@@ -269,13 +272,13 @@ class Sweep(torch.autograd.Function):
         d_h = torch.zeros_like(h[:B])
         d_state = torch.zeros_like(d_h, dtype=dtype)
         if c is None:
-            step = choose_step(gru_step_back, gru_step_back_in_place, gates, d_state, compiled)
+            both = gru_step_back, gru_step_back_in_place
+            step = choose_step(*both, gates, d_state, compiled)
             state_of = h.split(sizes)
             low = low.roll(H, 0)  # the candidate first, as in d_gates
         else:
-            step = choose_step(
-                lstm_step_back, lstm_step_back_in_place, gates, d_state, compiled
-            )
+            both = lstm_step_back, lstm_step_back_in_place
+            step = choose_step(*both, gates, d_state, compiled)
             state_of = c.split(sizes)
         start = torch.zeros_like(state_of[0])
         for t in reversed(range(len(sizes))):

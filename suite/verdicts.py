@@ -24,7 +24,8 @@ class Result(NamedTuple):
     def curve(self):
         """{column: [numbers]} of curve.csv."""
         header, *rows = (self.folder / "curve.csv").read_text().split()
-        return dict(zip(header.split(","), zip(*(map(float, row.split(",")) for row in rows))))
+        numbers = [map(float, row.split(",")) for row in rows]
+        return dict(zip(header.split(","), zip(*numbers)))
 
 
 class Results(list):
@@ -184,7 +185,9 @@ class Verdict(NamedTuple):
     def word(self):
         if not self.numbers:
             return "too few trials"
-        return "no" if self.p_no <= LEVEL else "yes" if self.p_yes <= LEVEL else "undecided"
+        if self.p_no <= LEVEL:
+            return "no"
+        return "yes" if self.p_yes <= LEVEL else "undecided"
 
     @property
     def p(self):
