@@ -1,12 +1,13 @@
 """How long a training step takes, against the plain PyTorch step that a user would write.
 
     python bench.py                                       # configurations of the paper's size
-    python bench.py --only lstm-sin-256 --precision fp32  # one of them; all other flags are reverse.py's
+    python bench.py --only lstm-sin-256 --precision fp32  # one; other flags are reverse.py's
 
-Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in the same precision.
-The suite's step is the training loop's own and draws its batch too. Both take turns in one process.
+Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in
+the same precision. The suite's step is the training loop's own and draws its batch too.
+Both take turns in one process.
 
-Then it says what each figure of the paper costs on this device, in hours of training one trial after another.
+Then it says what each figure of the paper costs on this device, in hours of training.
 """
 
 import itertools
@@ -26,7 +27,6 @@ from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
 from suite import cli, files, machine, training
-from suite.task import Flag
 from variable_length import VariableLength
 
 OF_THE_PAPER = [  # what trains for its figures
@@ -47,9 +47,12 @@ CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper'
     "s4d-sin-1024": 64,
     "mamba-sin-256": 16,
 }
-HOW = """One trial after another; time grows with steps and batch. Where a K was not measured, it is the
-time at the model's nearest K, corrected by what K adds to an LSTM's. A paragraph of the language
-model counts as its longest, 1,024 steps. Held-out tests and stability are not counted."""
+REPEATS = 5  # timings of each step
+HOW = """\
+One trial after another; time grows with steps and batch. Where a K was not measured, it is the
+time at the model's nearest K, corrected by what K adds to an LSTM's. A paragraph of the
+language model counts as its longest, 1,024 steps. Held-out tests and stability are not counted.
+"""
 
 
 def plain_step(task, device):
@@ -84,18 +87,20 @@ def milliseconds(step, engine, count, device):
     return 1000 * (time.perf_counter() - started) / count
 
 
-def measure(name, device, repeats, words):
+def measure(name, device, words):
     model, encoding, vocab = name.split("-")
-    batch = ["--batch", str(CONFIGURATIONS[name])] if device.type == "cpu" else []
-    task = cli.parse_task(
-        Reverse, ["--model", model, "--pe", encoding, "--vocab", vocab, *batch, *words]
-    )
+    flags = ["--model", model, "--pe", encoding, "--vocab", vocab]
+    count = 20
+    if device.type == "cpu":
+        flags += ["--batch", str(CONFIGURATIONS[name])]
+        count = 1
+    task = cli.parse_task(Reverse, [*flags, *words])
     task.build(device)
-    engine, count = machine.choose_engine(task.args, device), 20 if device.type == "cuda" else 1
+    engine = machine.choose_engine(task.args, device)
     machine.prepare(engine, device)
     plain, suite = plain_step(task, device), suite_step(task, engine, device)
     times = []
-    for _ in range(1 + repeats):
+    for _ in range(1 + REPEATS):
         first = milliseconds(plain, engine._replace(onednn=False), count, device)
         times.append((first, milliseconds(suite, engine, count, device)))
     of_plain, of_suite = zip(*times[1:])  # the first warms up
@@ -138,12 +143,10 @@ class Times:
 
 def costs(content):
     """The lines about what the paper's figures cost."""
-    times, hours = Times(content), {}
-    if (
-        not {("lstm", 256), ("lstm", 16384), ("gru", 64), ("s4d", 1024)}
-        <= times.measured.keys()
-    ):
+    needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
+    if not needed <= content["configurations"].keys():
         return
+    times, hours = Times(content), {}
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
     for kind in OF_THE_PAPER:
@@ -164,24 +167,18 @@ def line_of(name, hours):
 
 
 def main():
-    parser = cli.Parser(
-        "bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS)
-    )
-    repeats = cli.argparse_type(Flag("repeats", 5, "", int, least=1))
-    parser.add_argument("--repeats", type=repeats, default=5, help="timings of each step (5)")
+    raw = RawDescriptionHelpFormatter
+    parser = cli.Parser("bench.py", description=__doc__, formatter_class=raw)
+    parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=CONFIGURATIONS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     args, words = parser.parse_known_args()
     of_reverse, given = cli.parse(Reverse, words)
     device = machine.choose_device(of_reverse.device)
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
-    found = {name: measure(name, device, args.repeats, words) for name in args.only}
-    about = machine.provenance(words, machine.Engine("fast"), device)
-    content = {name: about[name] for name in ("device", "threads", "torch", "commit")}
-    content |= {"repeats": args.repeats, "configurations": found}
+    found = {name: measure(name, device, words) for name in args.only}
+    content = machine.provenance(words, machine.Engine("fast"), device)
+    content |= {"repeats": REPEATS, "configurations": found}
     if args.json:
         files.write_json(args.json, content)
     lines = list(table(content))

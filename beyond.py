@@ -3,7 +3,7 @@
     python reverse.py --scale desk --all fig2-short    # Fig. 2's questions at L = 16
     python delayed_add.py --scale desk --all clocks    # parts of the sinusoid, other clocks
     python reverse.py --scale desk --all mamba         # Mamba of one block and of two
-    python reverse.py --scale desk --all fig2-end      # does the clock only make learning faster?
+    python reverse.py --scale desk --all fig2-end      # is it only that learning is faster?
 
 Functions of figures, {name: Figure}, which reverse.py and delayed_add.py add to their own.
 """
@@ -23,6 +23,7 @@ from suite.verdicts import (
     difference,
     each_seed,
     gain,
+    gain_by_vocabulary,
     higher,
     number,
     vocabulary_sentences,
@@ -31,28 +32,17 @@ from suite.verdicts import (
 
 
 # -- Fig. 2 of other trials
-def rows_of_16_tokens():
-    cell = dict(pe=WITH_CONSTANT, vocab=[64, 256, 1024], seed=SEEDS)
+def rows_of_16_tokens(of_gru, vocab, s4d_iterations, **flags):
+    """At the K `of_gru` and, of the other models, `vocab`."""
+    cell = dict(pe=WITH_CONSTANT, vocab=vocab, **flags, seed=SEEDS)
     return [
-        *cross(model="gru", **cell | dict(vocab=[16, 64, 256])),
+        *cross(model="gru", **cell | dict(vocab=of_gru)),
         *cross(model="lstm", **cell),
-        *cross(model="s4d", iterations=10_000, lr=1e-2, **cell),
+        *cross(model="s4d", **cell | dict(iterations=s4d_iterations, lr=1e-2)),
     ]
 
 
-def rows_of_twice_the_training():
-    cell = dict(pe=WITH_CONSTANT, vocab=[64, 1024], iterations=60_000, seed=SEEDS)
-    s4d = cell | dict(iterations=20_000)
-    return [
-        *cross(model="gru", **cell | dict(vocab=[16, 256])),
-        *cross(model="lstm", **cell),
-        *cross(model="s4d", lr=1e-2, **s4d),
-    ]
-
-
-def rows_of_the_papers_size():
-    size = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, iterations=20_000)
-    return cross(model="gru", pe=WITH_CONSTANT, vocab=64, **size, seed=range(3))
+PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, iterations=20_000)
 
 
 def like_fig2(fig2):
@@ -65,12 +55,14 @@ def like_fig2(fig2):
         notes = (vocabulary_sentences,)
         return Figure(title, {"desk": rows}, exploratory, BOTH_METRICS, notes=notes, **options)
 
-    twice = "Reverse ordering, L = 16, twice the training"
-    early = "The paper's size, early in training"
+    title = "Reverse ordering, L = 16"
+    short = rows_of_16_tokens([16, 64, 256], [64, 256, 1024], 10_000)
+    twice = rows_of_16_tokens([16, 256], [64, 1024], 20_000, iterations=60_000)
+    early = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **PAPERS_SIZE, seed=range(3))
     return {
-        "fig2-short": figure("Reverse ordering, L = 16", rows_of_16_tokens()),
-        "fig2-short-twice": figure(twice, rows_of_twice_the_training()),
-        "fig2-early": figure(early, rows_of_the_papers_size(), picture=False),
+        "fig2-short": figure(title, short),
+        "fig2-short-twice": figure(f"{title}, twice the training", twice),
+        "fig2-early": figure("The paper's size, early in training", early, picture=False),
     }
 
 
@@ -89,7 +81,7 @@ def more_of_fig2(rows):
 
 
 def vocabulary_intervals(runs):
-    """The vocabulary that each model handles, at two levels, and what the clock adds to it."""
+    """The vocabulary that each model handles, at two levels, and what the clock adds."""
     for level in (0.95, 0.8):
         yield from vocabulary_sentences(runs, level)
         measure = functools.partial(crossings, level=level)
@@ -101,18 +93,24 @@ def vocabulary_intervals(runs):
 
 
 # -- Which clock
-THIRDS = {"0:0.3334": "fast", "0.3334:0.6667": "middle", "0.6667:1": "slow"}
-PHASES = {"input": "reading", "output": "answering"}
+PHASES = {
+    ("encode", "input"): "clock while reading",
+    ("encode", "output"): "clock while answering",
+}
+THIRDS = {
+    ("bands", "0:0.3334"): "fast third of its frequencies",
+    ("bands", "0.3334:0.6667"): "middle third of its frequencies",
+    ("bands", "0.6667:1"): "slow third of its frequencies",
+}
 MISSING = {"random": "order", "ramp": "a period", "shuffled": "continuity"}
 CLOCKS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
 
 
-def which_clock(title, cell, thirds=False):
-    """`cell` holds all trials' flags; `thirds`: parts of the sinusoid too."""
+def which_clock(title, cell, parts=PHASES):
+    """`cell` holds all trials' flags; `parts` are those of the clock that are tried alone."""
     rows = cross(**cell, pe=CLOCKS, seed=SEEDS)
-    rows += cross(**cell, pe="sin", encode=list(PHASES), seed=SEEDS)
-    if thirds:
-        rows += cross(**cell, pe="sin", bands=list(THIRDS), seed=SEEDS)
+    for flag, value in parts:
+        rows += cross(**cell, pe="sin", **{flag: value}, seed=SEEDS)
 
     def judge(runs):
         whole = runs.where(encode=None, bands=None)
@@ -121,12 +119,9 @@ def which_clock(title, cell, thirds=False):
             text = f"{title}: the clock is better than one without {missing} ({pe})."
             yield higher(text, sin, whole.values(pe=pe))
         controls = {pe: whole.values(pe=pe) for pe in ("none", "dup")}
-        for encode, phase in PHASES.items():
-            text = f"{title}: the clock while {phase} alone helps."
-            yield better(text, runs.values(encode=encode), controls)
-        for bands in runs.levels("bands")[1:]:
-            text = f"{title}: the {THIRDS[bands]} third of its frequencies alone helps."
-            yield better(text, runs.values(bands=bands), controls)
+        for (flag, value), part in parts.items():
+            text = f"{title}: the {part} alone helps."
+            yield better(text, runs.values(**{flag: value}), controls)
 
     x = ("pe", "encode", "bands")
     return {"clocks": Figure(f"{title}: which clock", {"desk": rows}, judge, x=x)}
@@ -161,9 +156,7 @@ def mamba():
         deep += cross(**MAMBA, **cell, pe=WITH_CONSTANT, seed=SEEDS)
 
     def judge_vocabularies(runs):
-        for vocab in runs.levels("vocab"):
-            text = f"The clock helps one block of Mamba at K = {vocab}."
-            yield gain(runs, text, vocab=vocab)
+        return gain_by_vocabulary(runs, "one block of Mamba")
 
     def judge_depths(runs):
         for blocks, vocab, _ in DEPTHS:
@@ -225,8 +218,8 @@ def best_rates(runs):
 def worths(runs):
     """How much training `none` needs for what the clock has at 1 time, log2 of its multiple.
 
-    One number for each seed. Between the lengths of training `none` goes along a straight line
-    in log2.
+    One number for each seed. Between the lengths of training `none` goes along a
+    straight line in log2.
     """
     iterations = sorted(runs.levels("iterations"))
     places, found = np.log2(np.divide(iterations, iterations[0])), []
@@ -284,22 +277,19 @@ def judge_the_end(runs):
         yield claim._replace(readings=readings(of))
 
 
+NO_PICTURE = dict(notes=(best_rates,), picture=False)
+
+
+def no_verdicts(runs):
+    """On rates: one is the best that was seen."""
+    return []
+
+
 def end_of_training():
-    """In reverse ordering. fig2-rates has no verdicts: a rate is the best that was seen."""
+    """In reverse ordering."""
     rates, title = {"desk": to_find_rates()}, "Reverse ordering, the end of training"
+    end, notes = {"desk": to_the_end()}, (worth_in_training,)
     return {
-        "fig2-rates": Figure(
-            "Rates, seed 100",
-            rates,
-            verdicts=lambda runs: [],
-            notes=(best_rates,),
-            picture=False,
-        ),
-        "fig2-end": Figure(
-            title,
-            {"desk": to_the_end()},
-            judge_the_end,
-            x="iterations",
-            notes=(worth_in_training,),
-        ),
+        "fig2-rates": Figure("Rates, seed 100", rates, no_verdicts, **NO_PICTURE),
+        "fig2-end": Figure(title, end, judge_the_end, x="iterations", notes=notes),
     }

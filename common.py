@@ -1,9 +1,10 @@
 """The paper: model, loss, training step, schedule; then encodings, layers, data, metrics.
 
 suite/fast.py computes the same numbers faster. Letters: B batch, T time steps, L input
-length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size, N
-states of S4D and Mamba, D Mamba's 2 H channels; also N rows of a set, W integers of a row,
-R rounds of candidates. In a model time comes first, (T, B, ...), as in torch.nn.GRU.
+length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size,
+N states of S4D and Mamba, D Mamba's 2 H channels; also N rows of a set, W integers of a
+row, R rounds of candidates. In a model time comes first, (T, B, ...), as in
+torch.nn.GRU.
 """
 
 import math
@@ -363,11 +364,7 @@ LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D}
 
 
 # -- Data: integers are pure functions of (seed, stream, iteration), alike on every device
-TRAINING, HELD_OUT, ANALYSIS = (
-    1,
-    2,
-    3,
-)  # streams: batches, the held-out set, stability.py's pairs
+TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # streams; the last: stability.py's pairs
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the int64 of the same bits
 
 
@@ -392,9 +389,7 @@ def key(*counters, device="cpu"):
 def random_bits(k, shape):
     """64 random bits for every element of `shape`: splitmix64 started at the key."""
     n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
-    n = n + (
-        k - k
-    )  # to torch.compile an arange is an index, and never overflows as n * GOLDEN does
+    n = n + (k - k)  # or torch.compile takes n for an index; n * GOLDEN has to overflow
     return scramble(k + n * GOLDEN).view(shape)
 
 
@@ -429,15 +424,15 @@ def distinct_rows(draw, count, *counters, device="cpu"):
 class HeldOut:
     """Rows (N, W) that training must never show; `mass`: the chance to draw one of them.
 
-    A training row is drawn `rounds` times, at once, so that no host waits for its device.
-    The first candidate not held out is used or, one time in 1e18, a fixed spare row.
+    A training row is drawn `rounds` times, at once, so that no host waits for its
+    device. The first candidate not held out is used or, one time in 1e18, a fixed spare
+    row.
     """
 
     def __init__(self, rows, mass):
         if mass > 0.5:
-            raise Refused(
-                f"--held-out: {len(rows)} rows are {mass:.0%} of training, above half"
-            )
+            part = f"{mass:.0%} of training, above half"
+            raise Refused(f"--held-out: {len(rows)} rows are {part}")
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
         self.rounds = 1 if mass == 0 else math.ceil(18 / -math.log10(mass))
 
@@ -449,9 +444,7 @@ class HeldOut:
     def first_allowed(self, candidates, spare):
         """(R, B, W) candidates, a round each -> (B, W), of each row the first allowed."""
         candidates = torch.cat([candidates, spare.expand_as(candidates[:1])])
-        first = (
-            self.contains(candidates).logical_not().byte().argmax(0)
-        )  # (B,) an allowed round
+        first = (~self.contains(candidates)).byte().argmax(0)  # (B,) an allowed round
         return candidates[first, torch.arange(len(first), device=first.device)]
 
 
@@ -472,19 +465,15 @@ def predict(model, episode, batch):
 
 def sequence_metrics(episode, predictions, losses):
     """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance; all
-    without padding."""
-    targets, predictions, losses = (
-        x.cpu().numpy() for x in (episode.targets, predictions, losses)
-    )
+    without padding, which comes last."""
+    targets, predictions = episode.targets.cpu().numpy(), predictions.cpu().numpy()
+    losses = losses.cpu().numpy()
     answered = np.ones(targets.shape, bool)
     if episode.weight is not None:
         answered = episode.weight.cpu().numpy() > 0
     right = predictions == targets
-    order = np.argsort(
-        ~answered, axis=1, kind="stable"
-    )  # a row's answers, and then its padding
-    said = np.take_along_axis(np.where(answered, predictions, -1), order, 1)
-    wanted = np.take_along_axis(np.where(answered, targets, -1), order, 1)
+    said = np.where(answered, predictions, -1)
+    wanted = np.where(answered, targets, -1)
     return {
         "token_accuracy": float(right[answered].mean()),
         "sequence_accuracy": float((right | ~answered).all(1).mean()),

@@ -6,14 +6,15 @@
     in   F i r s t _ C i t i z e
     out  i r s t _ C i t i z e n        every token is answered by the next one
 
-The tables are those of Charles and Lau, "Positional Encoding, Tokenization, and Architecture Hyperparameters
-for Transformers" ("the document"). Our choice, where it is silent: queries, keys and values without bias, a
-last LayerNorm, a constant rate, no clipping; byte pairs start from characters.
-The text, for --data: https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+The tables are those of Charles and Lau, "Positional Encoding, Tokenization, and
+Architecture Hyperparameters for Transformers" ("the document"). Our choice, where it is
+silent: queries, keys and values without bias, a last LayerNorm, a constant rate, no
+clipping; byte pairs start from characters. The text, for --data, is
+data/tinyshakespeare/input.txt of karpathy/char-rnn:
+https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 """
 
 import hashlib
-import itertools
 import math
 import re
 from pathlib import Path
@@ -39,7 +40,12 @@ class Shakespeare(Task):
     folder_words = {"pe": "transformer-", "tokenizer": "", "context": "T"}
     scales = {
         "paper": dict(
-            iterations=1000, lr=1e-4, clip=0.0, save_every=100, log_every=10, engine="torch"
+            iterations=1000,
+            lr=1e-4,
+            clip=0.0,
+            save_every=100,
+            log_every=10,
+            engine="torch",
         ),
         "desk": dict(
             layers=4,
@@ -64,27 +70,18 @@ class Shakespeare(Task):
         Flag("data", "data/tinyshakespeare.txt", "a plain text", science=False),
     )
     without = (
-        "model",
-        "engine",
-        "vocab",
-        "length",
-        "hidden",
-        "embed",
-        "blocks",
-        "held_out",
-        "warmup",
+        *("model", "engine", "vocab", "length", "hidden", "embed", "blocks"),
+        *("held_out", "warmup", "combine", "encode", "amplitude", "bands"),
     )
-    without += ("combine", "encode", "amplitude", "bands")
 
     @classmethod
     def defaults(cls, args):
         return dict(warmup=0, snapshot_every=0)
 
     def check(self):
-        if self.args.width % (2 * self.args.heads):  # rotary turns pairs
-            raise Refused(
-                f"--width {self.args.width} is not a multiple of twice --heads {self.args.heads}"
-            )
+        a = self.args
+        if a.width % (2 * a.heads):  # rotary turns pairs
+            raise Refused(f"--width {a.width} is not a multiple of twice --heads {a.heads}")
 
     def begin(self):
         """Find the text; its fingerprint belongs to a trial's flags."""
@@ -100,10 +97,10 @@ class Shakespeare(Task):
     def build(self, device):
         context = self.args.context
         self.types, *self.parts = tokenized(self.text, self.args.tokenizer)
-        if context >= (shorter := min(map(len, self.parts))):
-            raise Refused(
-                f"--context {context} needs a longer text: one part has {shorter} tokens"
-            )
+        shorter = min(map(len, self.parts))
+        if context >= shorter:
+            has = f"one part has {shorter} tokens"
+            raise Refused(f"--context {context} needs a longer text: {has}")
         self.at_once = max(1, 2**14 // context)  # windows, in evaluation: whatever --batch is
         self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.parts]
 
@@ -126,16 +123,17 @@ class Shakespeare(Task):
 
     @torch.no_grad()
     def perplexity_of(self, model, windows):
-        loss = lambda part: self.loss_and_accuracy(model, self.episode(part), None)[0].double()
-        return common.perplexity(
-            sum(loss(x) * len(x) for x in windows.split(self.at_once)) / len(windows)
-        )
+        total = 0
+        for part in windows.split(self.at_once):
+            loss, _ = self.loss_and_accuracy(model, self.episode(part), None)
+            total += loss.double() * len(part)
+        return common.perplexity(total / len(windows))
 
     def examples(self, model, engine):
         return []
 
     def evaluate(self, model, engine):
-        """On consecutive windows of the validation part, and as many spread over the training part."""
+        """On consecutive windows of the validation part, and as many of the training part."""
         train, valid = self.windows
         valid = valid[:: self.args.context]
         n = torch.arange(len(valid), device=valid.device)
@@ -152,20 +150,19 @@ class Shakespeare(Task):
         }
 
 
-SEEDS, LAYERS = range(3), {"paper": 16, "desk": 4}  # the layers of Table 2: the best there are
-TABLE1 = {scale: cross(pe=ENCODINGS, seed=SEEDS) for scale in Shakespeare.scales}
+SEEDS = range(3)
+TABLE1 = {scale: cross(pe=ENCODINGS, seed=SEEDS) for scale in ("paper", "desk")}
+ROTARY = dict(pe="rotary", seed=SEEDS)
+BEST = {"paper": dict(heads=2, layers=16), "desk": dict(heads=2, layers=4)}
 SIZES = {  # each sweep keeps the best sizes of those before
-    "paper": cross(pe="rotary", heads=[2, 4, 6, 8, 16, 32, 64], seed=SEEDS)
-    + cross(pe="rotary", heads=2, layers=[2, 4, 6, 16, 32], seed=SEEDS)
-    + cross(pe="rotary", heads=2, layers=16, context=[128, 256, 512], seed=SEEDS),
-    "desk": cross(pe="rotary", heads=[2, 4, 8], seed=SEEDS)
-    + cross(pe="rotary", heads=2, layers=[2, 4], seed=SEEDS)
-    + cross(pe="rotary", heads=2, layers=4, context=[32, 64], seed=SEEDS),
+    "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
+    + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
+    + cross(**ROTARY, **BEST["paper"], context=[128, 256, 512]),
+    "desk": cross(**ROTARY, heads=[2, 4, 8])
+    + cross(**ROTARY, heads=2, layers=[2, 4])
+    + cross(**ROTARY, **BEST["desk"], context=[32, 64]),
 }
-TABLE2 = {
-    s: cross(pe="rotary", tokenizer=TOKENIZERS, heads=2, layers=LAYERS[s], seed=SEEDS)
-    for s in LAYERS
-}
+TABLE2 = {scale: cross(**ROTARY, tokenizer=TOKENIZERS, **BEST[scale]) for scale in BEST}
 PERPLEXITY = {"validation perplexity": "valid_perplexity"}
 NOTE1 = "The document's: learned 6.13, sin 8.62, rotary 4.80, layernorm-learned 7.57."
 NOTE2 = "The document's, of unequal models: characters 4.80, words 310.27, byte pairs 14.64."
@@ -174,17 +171,13 @@ NOTE2 = "The document's, of unequal models: characters 4.80, words 310.27, byte 
 def fall(result):
     """The mean attention score at distances 1 to T/8 less that at T/2 and beyond."""
     scores = result.metrics["score_by_distance"]
-    return np.mean(scores[1 : 1 + max(1, len(scores) // 8)]) - np.mean(
-        scores[len(scores) // 2 :]
-    )
+    near, far = max(1, len(scores) // 8), len(scores) // 2
+    return np.mean(scores[1 : 1 + near]) - np.mean(scores[far:])
 
 
 def scores(result):
-    yield (
-        "validation text",
-        result.flags["pe"],
-        dict(enumerate(result.metrics["score_by_distance"])),
-    )
+    points = dict(enumerate(result.metrics["score_by_distance"]))
+    yield "validation text", result.flags["pe"], points
 
 
 DECAY = dict(
@@ -192,22 +185,22 @@ DECAY = dict(
     curves=scores,
     x="distance",
     y="mean q.k / sqrt(d)",
+    notes=[lambda runs: [NOTE1]],
 )
 
 
-@Shakespeare.figure(
-    "table1", "Transformer: encodings", TABLE1, notes=[lambda runs: [NOTE1]], **DECAY
-)
+@Shakespeare.figure("table1", "Transformer: encodings", TABLE1, **DECAY)
 def table1(runs):
-    perplexity = lambda pe: runs.values("valid_perplexity", pe=pe)
     order = ["sin", "layernorm-learned", "learned", "rotary"]
-    for worse, better in itertools.pairwise(order):
-        yield higher(f"{worse} is worse than {better}.", perplexity(worse), perplexity(better))
+    perplexities = [runs.values("valid_perplexity", pe=pe) for pe in order]
+    for i in range(3):
+        text = f"{order[i]} is worse than {order[i + 1]}."
+        yield higher(text, perplexities[i], perplexities[i + 1])
     falls = {pe: difference([runs.values(fall, pe=pe)]) for pe in order}
-    yield all_of("Attention scores fall with distance under rotary.", {"": falls.pop("rotary")})
-    yield all_of(
-        "Attention scores fall under sin and learned vectors, which the document denies.", falls
-    )
+    rotary = falls.pop("rotary")
+    yield all_of("Attention scores fall with distance under rotary.", {"": rotary})
+    text = "Attention scores fall under sin and learned vectors, which the document denies."
+    yield all_of(text, falls)
 
 
 @Shakespeare.figure("sizes", "Transformer: sizes", SIZES, metrics=PERPLEXITY, picture=False)
@@ -225,13 +218,13 @@ def nats(result):
 
 
 TOKENS = dict(
-    metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"}, picture=False
+    metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"},
+    notes=[lambda runs: [NOTE2]],
+    picture=False,
 )
 
 
-@Shakespeare.figure(
-    "table2", "Transformer: tokenizers", TABLE2, notes=[lambda runs: [NOTE2]], **TOKENS
-)
+@Shakespeare.figure("table2", "Transformer: tokenizers", TABLE2, **TOKENS)
 def table2(runs):
     for unit, metric in ("token", "valid_perplexity"), ("character", nats):
         bpe, char = (runs.values(metric, tokenizer=name) for name in ("bpe", "char"))
@@ -239,7 +232,7 @@ def table2(runs):
 
 
 def tokenized(text, name):
-    """-> (types, training tokens, validation tokens): split after 90% of the characters or words."""
+    """-> (types, training tokens, validation tokens): the first 90% of characters or words."""
     pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else text
     types = sorted(set(pieces))
     number = {piece: n for n, piece in enumerate(types)}
@@ -253,7 +246,7 @@ def tokenized(text, name):
 
 
 def pair_up(types, train, valid):
-    """Byte-pair encoding: the most frequent pair of neighbours in `train` becomes a type, again and again."""
+    """Byte-pair encoding: again and again the most frequent pair in `train` becomes a type."""
     for new in range(len(types), TYPES):
         n = np.frombuffer(train, np.uint8).astype(int)
         counts = np.bincount(256 * n[:-1] + n[1:], minlength=1)
@@ -261,15 +254,14 @@ def pair_up(types, train, valid):
             break
         a, b = divmod(int(counts.argmax()), 256)  # of equally frequent pairs the lowest
         types = [*types, types[a] + types[b]]
-        train, valid = (
-            x.replace(bytes([a, b]), bytes([new])) for x in (train, valid)
-        )  # from the left
+        train = train.replace(bytes([a, b]), bytes([new]))  # from the left
+        valid = valid.replace(bytes([a, b]), bytes([new]))
     return types, train, valid
 
 
-# -- The model: pre-norm blocks of causal attention and a ReLU network, all weights N(0, 0.02) at first
+# -- The model: pre-norm blocks of causal attention and a ReLU network, weights N(0, 0.02) first
 class Rotary(common.Sinusoid):
-    """It turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by the angles t / 10000^(2i/d)."""
+    """It turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by t / 10000^(2i/d)."""
 
     def forward(self, x):
         waves = (math.sqrt(self.size / 2) * self.vectors(x.shape[-2])).to(x.dtype)  # (T, d)
@@ -278,21 +270,18 @@ class Rotary(common.Sinusoid):
 
 
 class Position(nn.Module):
-    """Token vectors X (B, T, D) -> X + P, or LayerNorm(X) + P (Eq. 9), or X itself where there is no P."""
+    """Token vectors X (B, T, D) -> X + P, or LayerNorm(X) + P (Eq. 9); without a P: X."""
 
     def __init__(self, pe, positions, width):
         super().__init__()
         self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
-        kind = (
-            common.Learned
-            if "learned" in pe
-            else common.Sinusoid
-            if pe == "sin"
-            else common.Bare
-        )
-        self.encoding = kind(
-            positions, width, amplitude=math.sqrt(width / 2)
-        )  # of waves of height 1 (Eq. 5)
+        kind = common.Bare
+        if pe == "sin":
+            kind = common.Sinusoid
+        elif "learned" in pe:
+            kind = common.Learned
+        height_1 = math.sqrt(width / 2)  # the length of waves of height 1 (Eq. 5)
+        self.encoding = kind(positions, width, amplitude=height_1)
 
     def forward(self, x):
         vectors = self.encoding.vectors(x.shape[1])  # (T, D)
@@ -354,7 +343,7 @@ class Transformer(nn.Module):
 
 @torch.no_grad()
 def score_by_distance(model, inputs):
-    """The mean score q.k / sqrt(d), over layers, heads and windows, of tokens 0, 1, ..., T-1 steps apart."""
+    """The mean q.k / sqrt(d) of layers, heads and windows, by distance 0, 1, ..., T-1."""
     x, means = model.position(model.embedding(inputs)), []
     for block in model.blocks:
         q, k, _ = block.attention.queries_keys_values(block.norm1(x))  # (B, heads, T, d)

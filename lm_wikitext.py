@@ -1,6 +1,6 @@
-"""Language model (Appendix E: Fig. 15, Table 1): read a paragraph of WikiText-103, predict every next piece.
+"""Language model (Appendix E: Fig. 15, Table 1): predict every next piece of a paragraph.
 
-    python lm_wikitext.py --prepare                      # the tokens of the text in --data, once
+    python lm_wikitext.py --prepare                      # tokens of the text in --data, once
     python lm_wikitext.py --pe sin --seed 0              # one trial of Table 1
     python lm_wikitext.py --scale desk --all --data DIR  # a small text, after --prepare
 
@@ -8,11 +8,12 @@
 
 The paper's negative result: expect no gain in test perplexity from the clock.
 
-The text has one paragraph per line; blank lines and headings, which begin with " =", are dropped.
-WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack it in data/.
-SentencePiece learns K pieces from the training split: its unigram model, with its defaults but for the
-longest line. There is no begin or end token: a paragraph of one piece has nothing to predict and is left out.
-Rare characters, and the < and > of a "<unk>", become the unknown piece, which is read but not scored.
+The text has a paragraph per line; blank lines and headings, which begin with " =", are
+dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip:
+unpack it in data/. SentencePiece learns K pieces from the training split: its unigram
+model, with its defaults but for the longest line. There is no begin or end token: a
+paragraph of one piece has nothing to predict and is left out. Rare characters, and the
+< and > of a "<unk>", become the unknown piece, which is read but not scored.
 """
 
 import functools
@@ -30,21 +31,21 @@ from torch import nn
 import common
 from common import Refused
 from suite import cli, fast, files
-from suite.task import SEEDS, SMOKE, Flag, Task, cross
+from suite.sweeps import sweep
+from suite.task import BOTH, SEEDS, SMOKE, Flag, Task, cross
 from suite.verdicts import higher, name_of, no_gain
 
 SPLITS = ("train", "valid", "test")
+NAMES = "wiki.{train,valid,test}.raw"
 UNKNOWN = 0  # the unknown piece, as SentencePiece numbers it
-TOKEN_FILES = [f"{split}.{kind}" for split in SPLITS for kind in ("tokens", "ends")]
 STEPS, PARTS = 64, 16  # sizes of a padded batch, see `pad_to_few_sizes`
 
 
 class WikiText(Task):
     name = "lm_wikitext"
     scales = {
-        "paper": dict(
-            iterations=30_000, engine="fast"
-        ),  # at every size: torch.nn is slow with packed rows
+        # torch.nn is slow with packed rows, at every size
+        "paper": dict(iterations=30_000, engine="fast"),
         "desk": dict(
             vocab=2048, hidden=128, embed=64, batch=32, lr=5e-3, iterations=200, log_every=10
         ),
@@ -54,19 +55,14 @@ class WikiText(Task):
         Flag("model", "lstm", "the layer", choices=("gru", "lstm")),
         Flag("vocab", 32768, "number of pieces, K", int, least=2, below=2**16 + 1),
         Flag("length", 1024, "most tokens that are predicted of a paragraph", int, least=1),
-        Flag(
-            "data",
-            "data/wikitext-103-raw",
-            "folder of wiki.{train,valid,test}.raw",
-            science=False,
-        ),
+        Flag("data", "data/wikitext-103-raw", f"folder of {NAMES}", science=False),
         Flag("prepare", False, "make the tokens, and end", bool, science=False),
     )
     without = ("held_out", "encode", "blocks")
     one_graph = False  # batches come from the text, in several sizes
 
     def begin(self):
-        """Find the text and its tokens, or make them; their fingerprints belong to a trial's flags."""
+        """Find the text and its tokens, or make them; fingerprints belong to the flags."""
         data = Path(self.args.data)
         text = text_sha256(data)
         self.tokens = data / f"tokens-K{self.vocab}-{text[:16]}"
@@ -77,7 +73,7 @@ class WikiText(Task):
             raise files.End(0, f"tokens in {self.tokens}")
         if not pieces.exists():
             raise Refused("no tokens yet: the same flags with --prepare make them")
-        tokens = tuple(self.tokens / name for name in ("pieces.model", *TOKEN_FILES))
+        tokens = tuple(sorted(self.tokens.glob("[a-z]*")))  # all that make_tokens wrote
         self.config |= {"text_sha256": text, "tokens_sha256": digest(tokens)}
 
     def build(self, device):
@@ -93,7 +89,7 @@ class WikiText(Task):
         return model
 
     def paragraphs_of_batch(self, i):
-        """(B,) the paragraphs of batch i. The epochs' orders, end to end, are cut into batches."""
+        """(B,) the paragraphs of batch i: the epochs' orders, end to end, cut into batches."""
         count = len(self.splits["train"].starts)
         places = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
         return np.array([order(self.seed, epoch, count)[n] for epoch, n in places])
@@ -108,38 +104,32 @@ class WikiText(Task):
         """Of the known targets. Both engines compute the logits in chunks."""
         known = (batch.targets != UNKNOWN).double()
         weights = known / known.sum().clamp(min=1)
-        answered = features(model, batch, engine)
-        return fast.cross_entropy(
-            answered, model.readout, batch.targets, weights, engine.compiled
-        )
+        h, targets = features(model, batch, engine), batch.targets
+        return fast.cross_entropy(h, model.readout, targets, weights, engine.compiled)
 
     @torch.no_grad()
     def perplexities(self, model, split, engine):
         """The perplexity of a split's known targets, and that of all its targets."""
         at_once = fast.chunk_rows(model.readout.weight)
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        by_length = np.argsort(
-            split.counts, kind="stable"
-        )  # of like length: fewer steps in a batch
+        by_length = np.argsort(split.counts, kind="stable")  # so that batches have few steps
         for start in range(0, len(by_length), self.batch):
             part = pack(split, by_length[start : start + self.batch]).to(self.device)
-            chunks = zip(
-                features(model, part, engine).split(at_once), part.targets.split(at_once)
-            )
-            losses = [F.cross_entropy(model.readout(x), y, reduction="none") for x, y in chunks]
-            losses, known = torch.cat(losses).double(), (part.targets != UNKNOWN).double()
-            sums += torch.stack(
-                [losses @ known, known.sum(), losses.sum(), known.new_tensor(len(losses))]
-            )
+            h, losses = features(model, part, engine), []
+            for x, targets in zip(h.split(at_once), part.targets.split(at_once)):
+                losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
+            losses = torch.cat(losses).double()
+            known = (part.targets != UNKNOWN).double()
+            every = torch.ones_like(known)
+            sums += torch.stack([losses @ known, known.sum(), losses.sum(), every.sum()])
         known_loss, known_count, loss, count = sums.tolist()
         return common.perplexity(known_loss / known_count), common.perplexity(loss / count)
 
     def unigram_perplexity(self):
-        """That of the test split's known targets, by counts of the training tokens, one added to each."""
+        """That of the test's known targets, by counts of the training tokens, each plus one."""
         frequency = np.bincount(self.splits["train"].tokens, minlength=self.vocab) + 1
-        targets = pack(
-            self.splits["test"], np.arange(len(self.splits["test"].starts))
-        ).targets.numpy()
+        test = self.splits["test"]
+        targets = pack(test, np.arange(len(test.starts))).targets.numpy()
         log_share = np.log(frequency / frequency.sum())[targets[targets != UNKNOWN]]
         return common.perplexity(-log_share.mean())
 
@@ -149,48 +139,48 @@ class WikiText(Task):
     def evaluate(self, model, engine):
         metrics = {"unigram_test_perplexity": self.unigram_perplexity()}
         for name in ("valid", "test"):
-            known, everything = self.perplexities(model, self.splits[name], engine)
-            metrics |= {
-                f"{name}_perplexity": known,
-                f"{name}_perplexity_with_unknown": everything,
-            }
+            known, every = self.perplexities(model, self.splits[name], engine)
+            metrics[f"{name}_perplexity"] = known
+            metrics[f"{name}_perplexity_with_unknown"] = every
         splits = self.splits.items()
+        unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
         return metrics | {
             "paragraphs": {name: split.paragraphs for name, split in splits},
             "tokens": {name: len(split.tokens) for name, split in splits},
-            "unknown_tokens": {
-                name: int((split.tokens == UNKNOWN).sum()) for name, split in splits
-            },
+            "unknown_tokens": unknown,
         }
 
 
 @functools.lru_cache(1)
 def order(seed, epoch, count):
     """The paragraphs of an epoch: each of them once, every order as likely."""
-    return (
-        common.random_bits(common.key(seed, common.TRAINING, epoch), (count,))
-        .argsort(stable=True)
-        .numpy()
-    )
+    bits = common.random_bits(common.key(seed, common.TRAINING, epoch), (count,))
+    return bits.argsort(stable=True).numpy()
 
 
 GRIDS = {  # of Table 1 and Fig. 15
-    "paper": cross(model="lstm", pe=["none", "sin"], vocab=32768, seed=SEEDS),
-    "desk": cross(model="lstm", pe=["none", "sin"], vocab=2048, seed=range(3)),
-    "smoke": cross(model="lstm", pe=["none", "sin"], vocab=40, seed=range(1)),
+    "paper": cross(model="lstm", pe=BOTH, vocab=32768, seed=SEEDS),
+    "desk": cross(model="lstm", pe=BOTH, vocab=2048, seed=range(3)),
 }
 TEST = {
     "test perplexity": "test_perplexity",
     "with unknown targets": "test_perplexity_with_unknown",
 }
-PAPER = "The paper's, at its size (minimum, mean, maximum): none 36.83 37.77 38.92, sin 38.07 38.54 38.89."
 
 
-@WikiText.figure(
-    "table1", "Language model", GRIDS, metrics=TEST, picture=False, notes=[lambda runs: [PAPER]]
-)
+def papers_perplexities(runs):
+    yield (
+        "The paper's, at its size (minimum, mean, maximum): "
+        "none 36.83 37.77 38.92, sin 38.07 38.54 38.89."
+    )
+
+
+TABLE = dict(metrics=TEST, picture=False, notes=[papers_perplexities])
+
+
+@WikiText.figure("table1", "Language model", GRIDS, **TABLE)
 def table1(runs):
-    none, sin = (runs.values("test_perplexity", pe=pe) for pe in ("none", "sin"))
+    none, sin = (runs.values("test_perplexity", pe=pe) for pe in BOTH)
     text = "The clock does not lower an LSTM's test perplexity (by 1% or more)."
     yield no_gain(text, none, sin, margin=0.01 * sum(none) / max(1, len(none)))
 
@@ -202,14 +192,16 @@ def early(result):
 
 
 def curve(result):
-    points = {
-        i: math.exp(loss) for i, loss in zip(result.curve["iteration"], result.curve["loss"])
-    }
+    perplexity = np.exp(result.curve["loss"])
+    points = dict(zip(result.curve["iteration"], perplexity))
     yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
 DRAWN = dict(
-    metrics={"in the first third": early}, curves=curve, x="iteration", y="training perplexity"
+    metrics={"in the first third": early},
+    curves=curve,
+    x="iteration",
+    y="training perplexity",
 )
 
 
@@ -218,18 +210,19 @@ def fig15(runs):
     text = (
         "The clock lowers an LSTM's training perplexity in the first third of the iterations."
     )
-    yield higher(text, runs.values(early, pe="none"), runs.values(early, pe="sin"))
+    none, sin = (runs.values(early, pe=pe) for pe in BOTH)
+    yield higher(text, none, sin)
 
 
 # -- Batches, and the model that reads them
 class Batch(NamedTuple):
-    """N pairs of a piece and the next one, packed: those of time step 0, then those of step 1, ..."""
+    """N pairs of a piece and the next, packed: those of step 0, then those of step 1, ..."""
 
     inputs: torch.Tensor  # (N,)
     targets: torch.Tensor  # (N,), or (M,) where `answered` is given
     times: torch.Tensor  # (N,) the time step of each pair
-    sizes: torch.Tensor  # (T,) on the CPU: how many paragraphs have a step t; it never grows
-    answered: torch.Tensor | None = None  # (M,) which of the N pairs have a target; None: all
+    sizes: torch.Tensor  # (T,) on the CPU: how many paragraphs have a step t; never growing
+    answered: torch.Tensor | None = None  # (M,) which pairs have a target; None: all
 
     def to(self, device):
         if device.type != "cuda":
@@ -242,23 +235,22 @@ def pack(split, chosen):
     """The batch of the chosen paragraphs of a split, the longest one first."""
     chosen = chosen[np.argsort(-split.counts[chosen], kind="stable")]
     starts, counts = split.starts[chosen], split.counts[chosen]
-    sizes = np.searchsorted(
-        -counts, -np.arange(counts[0])
-    )  # (T,) paragraphs with more than t targets
-    times = np.repeat(np.arange(counts[0]), sizes)  # (N,)
+    steps = np.arange(counts[0])
+    sizes = np.searchsorted(-counts, -steps)  # (T,) paragraphs with more than t targets
+    times = np.repeat(steps, sizes)  # (N,)
     at = times + np.concatenate([starts[:size] for size in sizes])
-    inputs, targets = (
-        torch.from_numpy(split.tokens[places].astype(np.int64)) for places in (at, at + 1)
-    )
-    return Batch(inputs, targets, torch.from_numpy(times), torch.from_numpy(sizes))
+    inputs = split.tokens[at].astype(np.int64)
+    targets = split.tokens[at + 1].astype(np.int64)
+    return Batch(*map(torch.from_numpy, (inputs, targets, times, sizes)))
 
 
 def pad_to_few_sizes(batch, most, vocab):
     """The same batch, padded to one of a few sizes, each of which a CUDA graph can serve.
 
-    All paragraphs get the same number of steps: a multiple of STEPS, or `most`. The number of targets is
-    rounded up to a multiple of a PARTS-th of all pairs. What is added comes after a paragraph's end, or has
-    an unknown target, and so changes no number; a card likes it to be of many pieces, not of one.
+    All paragraphs get the same number of steps: a multiple of STEPS, or `most`. The
+    number of targets is rounded up to a multiple of a PARTS-th of all pairs. What is
+    added comes after a paragraph's end, or has an unknown target, and so changes no
+    number. It is of many pieces, not of one, which a card likes.
     """
     paragraphs, found = int(batch.sizes[0]), len(batch.targets)
     time = min(most, math.ceil(len(batch.sizes) / STEPS) * STEPS)
@@ -273,7 +265,7 @@ def pad_to_few_sizes(batch, most, vocab):
 
 
 def features(model, batch, engine):
-    """What is read out: (N, H), or (M, H) of the answered pairs. All logits would take gigabytes."""
+    """(N, H), what is read out, or (M, H) where some are answered."""
     if engine.name == "torch":
         tokens = model.embedding(batch.inputs)
         x = model.encoding.join(tokens, batch.times, len(batch.sizes))  # (N, E or 2E)
@@ -283,18 +275,16 @@ def features(model, batch, engine):
     else:
         embedded, pieces = fast.used_embeddings(model, batch.inputs)
         table, clock = fast.input_products(model, embedded, len(batch.sizes))
-        sweep, sizes = fast.SWEEPS[type(model.layer)], batch.sizes.tolist()
+        sizes = batch.sizes.tolist()
         found = sweep(model.layer, table, clock, pieces, sizes, engine.compiled)
     return found if batch.answered is None else found.index_select(0, batch.answered)
 
 
-# -- The text, and its tokens beside it: for every split a flat uint16 array, and where its paragraphs end
+# -- The text, and its tokens: of every split a flat uint16 array, and where its paragraphs end
 def text_sha256(data):
     raw = tuple(data / f"wiki.{split}.raw" for split in SPLITS)
     if not all(path.is_file() for path in raw):
-        raise Refused(
-            f"--data {data} is no folder of wiki.{{train,valid,test}}.raw; see --help"
-        )
+        raise Refused(f"--data {data} is no folder of {NAMES}; see --help")
     return digest(raw)
 
 
@@ -316,29 +306,27 @@ def make_tokens(data, vocab, folder):
     import sentencepiece
 
     texts = {split: read_paragraphs(data / f"wiki.{split}.raw") for split in SPLITS}
-    print(
-        f"learning {vocab} pieces: this can take minutes, and Ctrl-C waits for its end",
-        flush=True,
-    )
-    model, longest = (
-        io.BytesIO(),
-        2**30,
-    )  # by default, lines above 4,192 bytes are silently left out
-    how = dict(model_writer=model, vocab_size=vocab, max_sentence_length=longest, minloglevel=1)
+    wait = "this can take minutes, and Ctrl-C waits for its end"
+    print(f"learning {vocab} pieces: {wait}", flush=True)
+    model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts["train"]), **how)
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts["train"]),
+            model_writer=model,
+            vocab_size=vocab,
+            max_sentence_length=2**30,  # or lines above 4,192 bytes are silently left out
+            minloglevel=1,
+        )
     except RuntimeError as error:
-        raise Refused(
-            f"--vocab {vocab} does not suit the text: {str(error).rpartition('] ')[2]}"
-        ) from None
+        why = str(error).rpartition("] ")[2]
+        raise Refused(f"--vocab {vocab} does not suit the text: {why}") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     folder.mkdir(exist_ok=True)
     for split, paragraphs in texts.items():
-        found = [np.array(processor.encode(x), "<u2") for x in paragraphs]
-        files.write(folder / f"{split}.tokens", np.concatenate(found).tobytes())
-        files.write(
-            folder / f"{split}.ends", np.cumsum([0, *map(len, found)]).astype("<i8").tobytes()
-        )
+        tokens = [np.array(processor.encode(x), "<u2") for x in paragraphs]
+        ends = np.cumsum([0, *map(len, tokens)]).astype("<i8")
+        files.write(folder / f"{split}.tokens", np.concatenate(tokens).tobytes())
+        files.write(folder / f"{split}.ends", ends.tobytes())
     files.write(folder / "pieces.model", model.getvalue())
 
 
@@ -348,14 +336,11 @@ class Split:
     def __init__(self, folder, name, length):
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
-        self.tokens, self.paragraphs = (
-            np.memmap(folder / f"{name}.tokens", "<u2", "r"),
-            len(ends) - 1,
-        )
-        self.starts, self.counts = (
-            ends[:-1][counts > 0],
-            counts[counts > 0],
-        )  # (P,) of what is predicted
+        self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
+        self.paragraphs = len(ends) - 1
+        # (P,) of what is predicted
+        self.starts = ends[:-1][counts > 0]
+        self.counts = counts[counts > 0]
 
 
 if __name__ == "__main__":

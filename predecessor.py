@@ -1,4 +1,4 @@
-"""Predecessor query (Fig. 10): read L different integers, then one of them again; answer the one before it.
+"""Predecessor query (Fig. 10): read L different integers, then one again: which came before it?
 
 python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
 python predecessor.py --scale quick --all fig10
@@ -15,13 +15,12 @@ import common
 from common import Episode, Refused, random_bits, scale_bits, uniform_integers
 from suite import cli
 from suite.task import BOTH, SEEDS, SMOKE, WITH_CONSTANT, Task, cross
-from suite.verdicts import gain
+from suite.verdicts import gain_by_vocabulary
 
 FIG10 = {  # its vocabularies are in the released code only
     "paper": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024], seed=SEEDS),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024], seed=SEEDS),
     "quick": cross(model="lstm", pe=WITH_CONSTANT, vocab=64, seed=range(3)),
-    "smoke": cross(model="lstm", pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
 
 
@@ -38,9 +37,8 @@ class Predecessor(Task):
 
     def check(self):
         if not 2 <= self.length <= self.vocab:
-            raise Refused(
-                f"--length has to be from 2 to --vocab {self.vocab}: the integers are different"
-            )
+            most = f"--vocab {self.vocab}, as the integers are different"
+            raise Refused(f"--length has to be from 2 to {most}")
         super().check()
 
     def positions(self):
@@ -53,12 +51,13 @@ class Predecessor(Task):
     def draw(self, k, shape):
         """(*shape, L+1): the integers and the query, which are held out together.
 
-        The first is one of K, the next the r-th smallest of the K-1 others, and so on. Decoded backwards:
-        what comes after an integer was counted without it, so what is not below it moves up by one.
+        The first is one of K, the next the r-th smallest of the K-1 others, and so on.
+        Decoded backwards: what comes after an integer was counted without it, so what
+        is not below it moves up by one.
         """
         choices = self.vocab - torch.arange(self.length, device=k.device)
         x = scale_bits(random_bits(k, (*shape, self.length)), choices)
-        for t in range(self.length - 2, -1, -1):
+        for t in reversed(range(self.length - 1)):
             x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
         asked = 1 + uniform_integers(common.scramble(k), (*shape, 1), self.length - 1)
         return torch.cat([x, x.gather(-1, asked)], dim=-1)
@@ -77,10 +76,7 @@ class Predecessor(Task):
 
 @Predecessor.figure("fig10", "Predecessor query", FIG10, metrics={"accuracy": "accuracy"})
 def fig10(runs):
-    for vocab in runs.levels("vocab"):
-        yield gain(
-            runs, f"The clock helps an LSTM's query at K = {vocab}.", "accuracy", vocab=vocab
-        )
+    return gain_by_vocabulary(runs, "an LSTM's query", "accuracy")
 
 
 if __name__ == "__main__":

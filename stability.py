@@ -1,14 +1,16 @@
-"""Gradient stability (Fig. 5): does what is read between a token and its retrieval turn the gradient?
+"""Gradient stability (Fig. 5): does what is read before a token's retrieval turn the gradient?
 
-    python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # of a trial of dual_frequency.py
+    python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # of dual_frequency.py
     python stability.py --all fig5 --train                           # trained where need be
 
-    A   7 3 1 4 _ _ _ _    Two sequences share the target (7); their disturbants are all Frequent or all Rare.
-    B   7 2 2 5 _ _ _ _    How alike are the Jacobians from the state after the target to the output at the
-                      ^    step that has to answer it (^)? 1: the same; 0: nothing in common.
+    A   7 3 1 4 _ _ _ _    Two sequences share the target (7); their disturbants are all
+    B   7 2 2 5 _ _ _ _    Frequent or all Rare. How alike are the Jacobians from the state
+                      ^    after the target to the output at the step that has to answer it
+                           (^)? 1: the same; 0: nothing in common.
 
-All snapshots are evaluated, and stability.json is written beside the trial's result.json.
-Letters: P pairs, S sequences, T steps up to the answer, D outputs, H state, K vocabulary, G gates' inputs.
+All snapshots are evaluated, and stability.json is written beside the trial's
+result.json. Letters: P pairs, S sequences, T steps up to the answer, D outputs, H
+state, K vocabulary, G gates' inputs.
 """
 
 import math
@@ -46,8 +48,8 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
 def stability(model, a, b, target, at_once=64):
     """(P,): sum_i w_i cos(J_i^A, J_i^B), with w_i in proportion to |J_i^A||J_i^B|.
 
-    A and B are rows of tokens, (P, T); i is an output. At H = 512 the Jacobians of 64 pairs
-    need 1 GiB.
+    A and B are rows of tokens, (P, T); i is an output. At H = 512 the Jacobians of 64
+    pairs need 1 GiB.
     """
     similarity = recurrent_similarity
     if isinstance(model.layer, common.S4D):
@@ -104,7 +106,7 @@ def rescale(J):
 
 
 def gru_step(layer, x, h):
-    """-> the state after the step, and a function from d h_out / d that state to d h_out / d h."""
+    """-> the new state, and a function from d h_out / d (new state) to d h_out / d h."""
     product = F.linear(h, layer.weight_hh_l0)
     x_r, x_z, x_n = x.chunk(3, 1)
     p_r, p_z, p_n = product.chunk(3, 1)
@@ -155,10 +157,10 @@ def through_gates(slopes, weights):
 
 # -- S4D: the state is linear in time, so that only the answering step differs between sequences
 def s4d_similarity(layer, inputs, target):
-    """As recurrent_similarity. J[i, (h, n)] = M[i, h] w[h, n], with the same w for every sequence.
+    """As recurrent_similarity. J[i, (h, n)] = M[i, h] w[h, n]; all sequences have the same w.
 
-    M[i, h] = (p_i W[i, h] + q_i V[i, h]) slope_h, where y is the layer's sum, slope the GELU's,
-    and the output h_i = a_i sigmoid(b_i) with a = W gelu(y) and b = V gelu(y).
+    M[i, h] = (p_i W[i, h] + q_i V[i, h]) slope_h, where y is the layer's sum, slope the
+    GELU's, and the output h_i = a_i sigmoid(b_i) with a = W gelu(y) and b = V gelu(y).
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
@@ -188,7 +190,7 @@ def s4d_similarity(layer, inputs, target):
 def squared_output_weights(layer, steps):
     """(H,) |w_h|^2 after so many steps, but for a factor that all channels share.
 
-    The input weight (exp(dt A) - 1) / A is inside the state, as in Gu et al. (2022): w has only C.
+    The input weight (exp(dt A) - 1) / A is inside the state, as in Gu et al. (2022), not in w.
     """
     C = torch.view_as_complex(layer.C)
     w = C * (layer.discretise()[0] * steps).exp()  # (H, N/2)
@@ -232,7 +234,7 @@ class Stability(DualFrequency):
             raise Refused(f"--target {a.target} is {where}")
 
     def run(self, argv, stop):
-        """Show stability.json; where there is none, train the trial if need be, and evaluate it."""
+        """Show stability.json; where there is none, train if need be, and evaluate."""
         path = self.folder / self.file
         if not files.is_finished(self):
             if not self.args.train and not files.is_finished(self.trained):
@@ -320,13 +322,15 @@ FIG5["desk"] = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG5["desk"]]
 
 @Stability.figure("fig5", TITLE, FIG5, **OPTIONS)
 def fig5(runs):
-    for model, vocab in dict.fromkeys((row["model"], row["vocab"]) for row in runs.rows):
+    for model in runs.levels("model"):
+        (vocab,) = runs.levels("vocab", model=model)
         name = f"{name_of(model)}'s gradients at K = {vocab}"
         of, none = runs.where(model=model), runs.where(model=model, pe="none")
         text = f"Among Rare disturbants {name} are more stable with the clock."
         yield gain(of, text, among_rare)
-        text = f"Without a clock {name} are less stable among Rare disturbants than among Frequent."
-        yield higher_in_pairs(text, none.values(among_frequent), none.values(among_rare))
+        text = f"Without a clock {name} are less stable among Rare disturbants than among"
+        frequent, rare = none.values(among_frequent), none.values(among_rare)
+        yield higher_in_pairs(f"{text} Frequent.", frequent, rare)
         if model == "s4d":
             text = f"This gap of {name} is wider at the first snapshot than on average."
             yield above(text, none.values(gap_at_first), 0)
@@ -334,7 +338,8 @@ def fig5(runs):
 
 @Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", FIG5_FRESH, **OPTIONS)
 def fig5_fresh(runs):
-    text = "Among Rare disturbants an LSTM's gradients are more stable with the clock than with none"
+    text = "Among Rare disturbants an LSTM's gradients are more stable with the clock than"
+    text += " with none"
     both = f"{text} and with constant, at the last snapshot."
     yield gain(runs, both, among_rare, primary="title")
     sin, none = runs.values(among_rare, pe="sin"), runs.values(among_rare, pe="none")

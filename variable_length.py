@@ -1,4 +1,4 @@
-"""Reverse ordering of inputs of many lengths (Figs. 11, 14): lengths from --min-length to --length.
+"""Reverse ordering of inputs of many lengths (Figs. 11, 14), from --min-length to --length.
 
     python variable_length.py --model lstm --pe sin --vocab 16384 --seed 0
     python variable_length.py --scale desk --all fig11
@@ -20,7 +20,6 @@ from suite.task import BOTH, BOTH_METRICS, SEEDS, WITH_DUP, Flag, cross
 from suite.verdicts import gain, name_of
 
 SHORTEST = "integers in the shortest input (longest: --length); --held-out is per length"
-MIN_LENGTH = Flag("min_length", 32, SHORTEST, int, least=1)
 
 
 class VariableLength(Reverse):
@@ -31,13 +30,13 @@ class VariableLength(Reverse):
         "quick": Reverse.scales["quick"] | dict(min_length=16),
         "smoke": Reverse.scales["smoke"] | dict(min_length=4),
     }
-    flags = (MIN_LENGTH,)
+    flags = (Flag("min_length", 32, SHORTEST, int, least=1),)
     without = ("encode",)  # every row begins its answers at another step
 
     def check(self):
         if self.args.min_length > self.length:
-            shortest = f"--min-length {self.args.min_length}"
-            raise Refused(f"{shortest} is above --length {self.length}")
+            found = f"--min-length {self.args.min_length} is above --length {self.length}"
+            raise Refused(found)
         super().check()
 
     def lengths(self):
@@ -52,7 +51,7 @@ class VariableLength(Reverse):
         return rows.masked_fill(after, self.vocab)
 
     def episode(self, rows):
-        """As in reverse.py, but each row is answered from the step after its own last integer."""
+        """As in reverse.py, but each row is answered from the step after its last integer."""
         lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
         j = torch.arange(self.length, device=rows.device)  # of the answers
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))

@@ -1,8 +1,9 @@
-"""The same numbers, faster: what common.py's models compute, rewritten; held equal to them by tests.
+"""What common.py's models compute, faster: the same numbers, as the tests demand.
 
-The input weights meet every integer and every step once, not every row: a layer's input is table[token] +
-clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves only what is answered, and what all rows
-share only once. The readout's logits exist in chunks, and their gradients are computed with them.
+The input weights meet every integer and every step once, not every row: a layer's input
+is table[token] + clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves
+only what is answered, and what all rows share only once. The readout's logits exist in
+chunks, and their gradients are computed with them.
 """
 
 import math
@@ -12,11 +13,12 @@ import torch.nn.functional as F
 
 import common
 from suite.graphs import pointwise
-from suite.sweeps import gru_sweep, lstm_sweep
+from suite.sweeps import sweep
+
+KNOWN = common.GRU, common.LSTM, common.S4D
+
 
 # -- The layers: their input's weight and bias, and what they make of its table and clock
-SWEEPS = {common.GRU: gru_sweep, common.LSTM: lstm_sweep}
-KNOWN = (*SWEEPS, common.S4D)  # whose input must be a sum over token and step
 
 
 def input_weights(layer):
@@ -38,7 +40,7 @@ def powers(decay, turn, exponents):
 
 
 def kernel_tables(log_dt, C, log_A_real, A_imag, time):
-    """The two tables whose product is S4D's kernel, in real numbers: CUDA's compiler has no complex ones."""
+    """The tables whose product is S4D's kernel; CUDA's compiler has no complex numbers."""
     dt = log_dt.exp()[:, None]
     A_real = -log_A_real.exp()
     decay, turn = A_real * dt, A_imag * dt
@@ -77,9 +79,7 @@ def s4d_features(layer, table, clock, tokens, steps, compiled):
     tables = pointwise(kernel_tables, compiled)(*parameters, stop)
     kernel = layer.kernel_of_tables(*tables, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
-    toeplitz = response.unfold(1, read, 1)[
-        :, : stop - start
-    ]  # (H, M, R), the last answer first
+    toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, R), last answer first
     y = toeplitz.contiguous() @ own[:, :read].contiguous()
     direct = own[:, start:stop]
     if alike:
@@ -92,8 +92,11 @@ def s4d_features(layer, table, clock, tokens, steps, compiled):
 
 # -- The models
 def used_embeddings(model, tokens):
-    """Embeddings of the integers that occur and, last, the command's; tokens as their places there."""
-    if tokens.device.type != "cpu":  # a GPU would be waited for: of all integers
+    """Embeddings of the integers that occur, the command's last; tokens as their places there.
+
+    On a GPU of all integers: what occurs would have to be waited for.
+    """
+    if tokens.device.type != "cpu":
         return model.embedding.weight, tokens
     used, places = tokens.unique(return_inverse=True)
     command = model.embedding.num_embeddings - 1
@@ -101,7 +104,7 @@ def used_embeddings(model, tokens):
 
 
 def input_products(model, embedded, time):
-    """The input weights' products with embeddings (R, E) and with the steps -> (R, G), (time, G)."""
+    """The input weights' products with embeddings (R, E) and steps -> (R, G), (time, G)."""
     weight, bias = input_weights(model.layer)
     vectors = model.encoding.vectors(time)
     E = embedded.shape[1]
@@ -116,29 +119,25 @@ def features(model, inputs, steps, commands=0, compiled=False):
     """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
     layer = model.layer
     rows, time = inputs.shape
-    embedded, tokens = used_embeddings(
-        model, inputs[:, : time - commands].T
-    )  # (T - commands, B)
+    read = inputs[:, : time - commands].T  # (T - commands, B)
+    embedded, tokens = used_embeddings(model, read)
     table, clock = input_products(model, embedded, time)
     if commands:
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
         return s4d_features(layer, table, clock, tokens, steps, compiled)
-    sweep = SWEEPS[type(layer)]
     h = sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)
 
 
 def loss_and_accuracy(model, episode, compiled=False):
     """Mean cross-entropy, and the part of an episode's answers that is right."""
-    answered = features(model, episode.inputs, episode.steps, episode.commands, compiled)
-    targets = episode.targets.T.flatten()
-    return cross_entropy(
-        answered.flatten(0, 1), model.readout, targets, episode.mean_weights(), compiled
-    )
+    h = features(model, episode.inputs, episode.steps, episode.commands, compiled)
+    targets, weights = episode.targets.T.flatten(), episode.mean_weights()
+    return cross_entropy(h.flatten(0, 1), model.readout, targets, weights, compiled)
 
 
-# -- Cross-entropy of a linear readout, in chunks of rows: the N x K logits never exist together
+# -- Cross-entropy of a linear readout by chunks of rows: N x K logits never exist together
 CHUNK, CUDA_CHUNK = 2**25, 2**27  # logits that exist at a time
 
 
@@ -149,14 +148,13 @@ def chunk_rows(weight):
 
 
 def score(logits, target, weights):
-    """Loss and accuracy of (n, K) logits, which become its gradient; target and weights (n, 1)."""
+    """Loss and accuracy of (n, K) logits, which become its gradient; the others are (n, 1)."""
     top = logits.amax(1, keepdim=True)
     total = (logits - top).exp().sum(1, keepdim=True)
     own = logits.gather(1, target)
     columns = torch.arange(logits.shape[1], device=logits.device)
-    answer = torch.where(logits == top, columns, len(columns)).amin(
-        1, keepdim=True
-    )  # the first, as argmax
+    found = torch.where(logits == top, columns, len(columns))
+    answer = found.amin(1, keepdim=True)  # the first, as argmax
     loss = ((top - own + total.log()) * weights).sum()
     right = ((answer == target) * weights).sum()
     probabilities = (logits - top).exp() / total
@@ -177,7 +175,7 @@ def score_in_place(logits, target, weights):
 
 
 class CrossEntropy(torch.autograd.Function):
-    """See `cross_entropy`; the gradients are computed with the loss, while a chunk's logits exist."""
+    """See `cross_entropy`. Gradients are computed with the loss, while logits exist."""
 
     @staticmethod
     def forward(ctx, features, weight, bias, targets, weights, compiled, gradients):
@@ -203,9 +201,7 @@ class CrossEntropy(torch.autograd.Function):
                 continue
             d = logits.to(low.dtype)
             torch.mm(d, low, out=d_features[part])
-            if (
-                cuda and d.dtype == d_weight.dtype
-            ):  # in one pass, where a CPU would round otherwise
+            if cuda and d.dtype == d_weight.dtype:  # in one pass; a CPU would round otherwise
                 d_weight.addmm_(d.T, features[part])
             else:
                 d_weight += d.T @ features[part]
@@ -232,6 +228,5 @@ def cross_entropy(features, readout, targets, weights=None, compiled=False):
     if weights is None:
         weights = readout.weight.new_full((1,), 1 / len(features)).expand(len(features))
     gradients = torch.is_grad_enabled()  # inside the function it never is
-    return CrossEntropy.apply(
-        features, readout.weight, readout.bias, targets, weights, compiled, gradients
-    )
+    of_readout = readout.weight, readout.bias
+    return CrossEntropy.apply(features, *of_readout, targets, weights, compiled, gradients)

@@ -1,4 +1,4 @@
-"""Fewer launches: functions compiled to one loop, and whole training steps recorded as CUDA graphs."""
+"""Fewer launches: functions compiled to one loop, training steps recorded as CUDA graphs."""
 
 import functools
 import warnings
@@ -9,7 +9,7 @@ import torch
 # -- Compiling, and what else PyTorch can do on a device
 @functools.cache
 def pointwise(function, compiled):
-    """The function, compiled if wanted: for the first sizes that come, then once more for all others."""
+    """The function, compiled if wanted: for the first sizes that come, then for all others."""
     if not compiled:
         return function
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
@@ -29,18 +29,16 @@ def compiles():
 
 @functools.cache
 def onednn_is_exact():
-    """Whether products of float32 stay exact in oneDNN, which "bf16" selects: some CPUs would round them."""
+    """Are products of float32 exact in oneDNN, which "bf16" selects? Some CPUs round them."""
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-    torch.backends.mkldnn.matmul.fp32_precision = (
-        "bf16"  # until machine.prepare sets what is wanted
-    )
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # until machine.prepare sets it
     product, exact = (a @ b).double(), a.double() @ b.double()
     return bool((product - exact).norm() < 1e-6 * exact.norm())
 
 
 # -- CUDA graphs: a step is recorded once, then started by a single launch
 def record(once, state, pool=None):
-    """A CUDA graph of `once`, which is rehearsed first; what that changes, the list state(), is restored."""
+    """A CUDA graph of `once`. It is rehearsed first; the tensors state() are then restored."""
     before = {x: x.detach().clone() for x in state()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Adam's, that it is not in a graph yet
@@ -59,7 +57,7 @@ def record(once, state, pool=None):
 
 
 def whole(step, first, state):
-    """One graph of step(i), where i is a tensor that counts on by itself -> a function that replays it."""
+    """One graph of step(i), whose tensor i counts on -> a function that replays it."""
     counter = torch.tensor(first, device="cuda")
 
     def once():
@@ -74,8 +72,9 @@ def whole(step, first, state):
 def by_size(learn, episode, state):
     """One graph of learn(batch) for every size of batch -> a function of i.
 
-    A size's first batch stays as its input: later ones are copied into it before the replay. The graphs share
-    their memory: none keeps anything there from one iteration to the next.
+    A size's first batch stays as its input: later ones are copied into it before the
+    replay. The graphs share their memory: none keeps anything there from one iteration
+    to the next.
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()
 

@@ -25,9 +25,9 @@ if sys.platform == "linux":  # freed memory is kept, warm, and not given back: a
 
 
 def cores():
-    return (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    )  # macOS
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()  # macOS
 
 
 def cards():
@@ -74,9 +74,8 @@ def choose_engine(args, device):
     known = name != "torch" and common.LAYERS[args.model] in fast.KNOWN
     known = known and common.ENCODINGS[args.pe].fast
     if name == "fast" and not known:
-        raise Refused(
-            f"--engine fast does not know --model {args.model} with --pe {args.pe} (use torch)"
-        )
+        what = f"--model {args.model} with --pe {args.pe}"
+        raise Refused(f"--engine fast does not know {what} (use torch)")
     if name == "auto":
         small_lstm = args.model == "lstm" and args.hidden <= 64  # for which torch.nn is good
         name = "fast" if known and (cuda or not small_lstm) else "torch"
@@ -91,9 +90,8 @@ def choose_engine(args, device):
 def prepare(engine, device, hidden=512):
     """Set the switches of PyTorch that an engine needs; they hold for the whole process."""
     products = "ieee" if engine.precision == "fp32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = (
-        products
-    )
+    torch.backends.cuda.matmul.fp32_precision = products
+    torch.backends.cudnn.rnn.fp32_precision = products
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if engine.onednn else "none"
     if engine.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
@@ -114,20 +112,18 @@ def peak_memory(device):
     """Bytes: allocated on the card, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def git(*words):
     """What git prints of this folder; None where there is no git."""
     command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.strip()
 
 
 def device_name(device):
@@ -150,9 +146,9 @@ def provenance(argv, engine, device):
         "python": platform.python_version(),
         "device": device_name(device),
         "engine": engine.name,
-        **{
-            name: getattr(engine, name)
-            for name in ("compiled", "precision", "graph", "deterministic")
-        },
+        "compiled": engine.compiled,
+        "precision": engine.precision,
+        "graph": engine.graph,
+        "deterministic": engine.deterministic,
         "threads": torch.get_num_threads(),
     }

@@ -62,22 +62,28 @@ def place(figure, flags):
     return "\n".join(words)
 
 
+def points_of(figure, runs):
+    """Yields (result, title of a panel, its metric, line, {x: y})."""
+    if figure.curves:
+        for result in runs:
+            for title, line, points in figure.curves(result):
+                yield result, title, figure.y, line, points
+        return
+    for name, metric in figure.metrics.items():
+        for result in runs:
+            flags = result.flags
+            points = {place(figure, flags): number(result, metric)}
+            yield result, name_of(flags.get("model", "")), name, flags["pe"], points
+
+
 def panels_of(figure, runs):
-    """-> {(title, metric): {line: {x: [the value of each seed]}}}, and {(title, metric): {K}}"""
+    """-> {(title, metric): {line: {x: [the value of each seed]}}}, {(title, metric): {K}}"""
     panels, vocabs = {}, defaultdict(set)
-    for result in runs:
-        if figure.curves:
-            points = [(panel, figure.y, line, xs) for panel, line, xs in figure.curves(result)]
-        else:
-            model, line = name_of(result.flags.get("model", "")), result.flags["pe"]
-            x = place(figure, result.flags)
-            values = {name: number(result, metric) for name, metric in figure.metrics.items()}
-            points = [(model, name, line, {x: value}) for name, value in values.items()]
-        for panel, y, line, xs in points:
-            vocabs[panel, y].add(result.record["config"].get("vocab"))
-            drawn = panels.setdefault((panel, y), {}).setdefault(line, {})
-            for x, value in xs.items():
-                drawn.setdefault(x, []).append(value)
+    for result, title, metric, line, points in points_of(figure, runs):
+        vocabs[title, metric].add(result.record["config"].get("vocab"))
+        drawn = panels.setdefault((title, metric), {}).setdefault(line, {})
+        for x, y in points.items():
+            drawn.setdefault(x, []).append(y)
     return panels, vocabs
 
 
@@ -103,10 +109,8 @@ def draw(figure, runs, path):
     import matplotlib.figure
 
     panels, vocabs = panels_of(figure, runs)
-    order, across = list(panels), min(len(panels), 4)
+    across = min(len(panels), 4)
     if not figure.curves:  # a column for each model, a row for each metric
-        metrics = list(figure.metrics)
-        order.sort(key=lambda panel: metrics.index(panel[1]))
         across = len({title for title, _ in panels})
     down = math.ceil(len(panels) / across)
     with matplotlib.rc_context(LOOKS):
@@ -114,13 +118,12 @@ def draw(figure, runs, path):
         picture = matplotlib.figure.Figure((wide, 2.4 * down + 1), layout="constrained")
         axes = picture.subplots(down, across, squeeze=False).flat
         styles = styles_of(panels)
-        for axis, panel in zip(axes, order):
-            title, metric = panel
+        for axis, ((title, metric), lines) in zip(axes, panels.items()):
             axis.set(title=title, ylabel=label_of(metric, runs))
-            draw_panel(axis, figure, panels[panel], styles)
+            draw_panel(axis, figure, lines, styles)
             if "accuracy" in axis.get_ylabel():
-                draw_limits(axis, figure, panels[panel], vocabs[panel])
-        for axis in axes[len(order) :]:
+                draw_limits(axis, figure, lines, vocabs[title, metric])
+        for axis in axes[len(panels) :]:
             axis.remove()
         share_axes(picture.axes)
         picture.suptitle(figure.title)

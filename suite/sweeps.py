@@ -1,17 +1,19 @@
-"""GRU and LSTM, faster: swept by hand, through time and back, equal to torch.nn's but for rounding.
+"""GRU and LSTM, faster: swept by hand, through time and back; torch.nn's but for rounding.
 
-A step is one product with the state and one pointwise function, which is written twice: for CUDA, where
-torch.compile makes one loop of it, and for a CPU as a few operators in place.
+A step is one product with the state and one pointwise function. The function is written
+twice: for CUDA, where torch.compile makes one loop of it, and for a CPU as a few
+operators in place.
 
-Rows are flat and packed as in torch's PackedSequence: those of step 0, then those of step 1, ...; `sizes`
-says how many each step has, never more than the one before; N is their sum. The state starts at zero.
+Rows are packed as in torch's PackedSequence: those of step 0, then those of step 1, ...
+`sizes` says how many each step has, never more than the one before; N is their sum. The
+state starts at zero.
 
-    table (R, 4H)  what each token adds to the sums inside the gates (of a GRU 3H), and
-    clock (T, 4H)  what each step adds, with the bias
-    tokens (n,)    rows of the table; they may end early, after any step: later steps read the clock alone
-    gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU q, r, z, n;
-                   a step gets its rows of them and, as views, their columns, (n, H) for each gate
-    c, h (N, H)    cell and output; what is carried from step to step is in the precision of the weights
+    table (R, G)   what each token adds to the sums inside the gates (G is 4H, of a GRU 3H)
+    clock (T, G)   what each step adds, with the bias
+    tokens (n,)    rows of the table; after their end, at any step, the clock alone is read
+    gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU
+                   q, r, z, n. A step gets its rows, and as views each gate's column, (n, H)
+    c, h (N, H)    cell and output; the state is carried in the precision of the weights
 """
 
 import torch
@@ -35,7 +37,7 @@ def store_gates(columns, *gates):
         column.copy_(gate)
 
 
-def lstm_step(product, clock, table, tokens, c_before, rows, columns, c, h):
+def lstm_step(product, clock, table, tokens, c_before, rows, columns, h, c):
     """From the last h's product with the weights; writes the gates, c and h."""
     sums = product + gate_inputs(clock, table, tokens)
     i, f, g, o = sums.to(c.dtype).chunk(4, dim=1)
@@ -48,7 +50,7 @@ def lstm_step(product, clock, table, tokens, c_before, rows, columns, c, h):
 
 
 def lstm_step_back(rows, columns, c, c_before, d_out, d_h, d_cell, d_rows, d_columns):
-    """From the gradients of the step's output and of the next step's state; carries `d_cell` back."""
+    """From the gradients of its output and of the next step's state; carries `d_cell` back."""
     i, f, g, o = rows.to(d_cell.dtype).chunk(4, dim=1)
     d_h = d_out + d_h
     t = tanh(c)
@@ -61,7 +63,7 @@ def lstm_step_back(rows, columns, c, c_before, d_out, d_h, d_cell, d_rows, d_col
     d_cell.copy_(d_c * f)
 
 
-def gru_step(product, bias, clock, table, tokens, state, rows, columns, h):
+def gru_step(product, clock, table, tokens, state, rows, columns, h, bias):
     """As lstm_step; q is what the reset gate multiplies, and `state` is carried on."""
     x_r, x_z, x_n = gate_inputs(clock, table, tokens).to(state.dtype).chunk(3, dim=-1)
     p_r, p_z, p_n = product.to(state.dtype).chunk(3, dim=1)
@@ -75,8 +77,11 @@ def gru_step(product, bias, clock, table, tokens, state, rows, columns, h):
     h.copy_(new)
 
 
-def gru_step_back(rows, columns, h_before, d_out, d_h, d_state, d_rows, d_columns):
-    """As lstm_step_back; d_rows are q's gradients, and those of the sums inside r, z and n."""
+def gru_step_back(rows, columns, _, h_before, d_out, d_h, d_state, d_rows, d_columns):
+    """As lstm_step_back, without the step's own h (`_`).
+
+    d_rows are q's gradients, and those of the sums inside r, z and n.
+    """
     q, r, z, n = rows.to(d_state.dtype).chunk(4, dim=1)
     d = d_out + d_h + d_state
     d_n = d * (1 - z) * (1 - n * n)
@@ -98,7 +103,7 @@ def store_gate_inputs(rows, clock, table, tokens):
         torch.add(table.index_select(0, tokens), clock, out=rows)
 
 
-def lstm_step_in_place(product, clock, table, tokens, c_before, rows, columns, c, h):
+def lstm_step_in_place(product, clock, table, tokens, c_before, rows, columns, h, c):
     """The gate g = tanh(x) is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
     i, f, s, o = columns
     store_gate_inputs(rows, clock, table, tokens)
@@ -125,7 +130,7 @@ def lstm_step_back_in_place(rows, columns, c, c_before, d_out, d_h, d_cell, d_ro
     d_cell.mul_(f)
 
 
-def gru_step_in_place(product, bias, clock, table, tokens, state, rows, columns, h):
+def gru_step_in_place(product, clock, table, tokens, state, rows, columns, h, bias):
     H = len(bias)
     q, r, z, n = columns
     store_gate_inputs(rows[:, H:], clock, table, tokens)
@@ -137,7 +142,7 @@ def gru_step_in_place(product, bias, clock, table, tokens, state, rows, columns,
     state.copy_(h)
 
 
-def gru_step_back_in_place(rows, columns, h_before, d_out, d_h, d_state, d_rows, d_columns):
+def gru_step_back_in_place(rows, columns, _, h_before, d_out, d_h, d_state, d_rows, d_columns):
     H = h_before.shape[1]
     q, r, z, n = columns
     d_q, d_r, d_z, d_n = d_columns
@@ -175,19 +180,13 @@ def split_columns(gates, sizes):
 
 
 def room_for_gradients(memory, sizes, compiled):
-    """(N, 4H) for the gates' gradients. `memory` holds the gates, and as many rows as a step more.
+    """(N, 4H) for the gates' gradients. `memory` holds the gates, and a step's rows more.
 
-    A step's gradients go where the gates of later steps were, which have been read: this memory is warm,
-    and new memory is not. A compiled step must not share memory.
+    A step's gradients go where the gates of later steps were, which have been read:
+    this memory is warm, and new memory is not. A compiled step must not share memory.
     """
     room = memory[sizes[0] :]
     return torch.empty_like(room) if compiled else room
-
-
-def transposed(weight):
-    return (
-        weight.T if weight.is_cuda else weight.T.contiguous()
-    )  # a CPU multiplies by it faster
 
 
 def one_step_earlier(x, sizes):
@@ -198,11 +197,9 @@ def one_step_earlier(x, sizes):
 
 
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
-    """Gradients of the table, summed in `dtype`, and of the clock, from those of their sums, (N, G)."""
+    """From those of the sums, (N, G): of the table, summed in `dtype`, and of the clock."""
     d_read = d_x[: len(tokens)].to(dtype)
-    if (
-        d_x.is_cuda
-    ):  # sorts tokens, unless few: atomic additions to the same rows would wait for one another
+    if d_x.is_cuda:  # it sorts many tokens: additions to the same rows wait for one another
         d_table = torch.ops.aten.embedding_dense_backward(d_read, tokens, table_rows, -1, False)
     else:
         d_table = d_read.new_zeros(table_rows, d_x.shape[1]).index_add_(0, tokens, d_read)
@@ -211,148 +208,97 @@ def input_gradients(d_x, tokens, sizes, table_rows, dtype):
     return d_table, torch.stack([d.sum(0) for d in d_x.split(sizes)])
 
 
-class LSTMSweep(torch.autograd.Function):
-    """table (R, 4H), clock (T, 4H), tokens (n,), sizes (T,), compiled, weight (4H, H) -> h (N, H)."""
+class Sweep(torch.autograd.Function):
+    """table (R, G), clock (T, G), tokens (n,), ..., weight (G, H), bias (H,) -> h (N, H).
+
+    The bias is a GRU's, of its candidate state, inside the reset gate; an LSTM has None.
+    """
 
     @staticmethod
-    def forward(ctx, table, clock, tokens, sizes, compiled, weight):
-        table, clock, weight = (
-            table.detach(),
-            clock.detach(),
-            weight.detach(),
-        )  # else it compiles twice
-        step = choose_step(lstm_step, lstm_step_in_place, table, weight, compiled)
+    def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
+        # Detached, or it compiles twice
+        table, clock, weight = table.detach(), clock.detach(), weight.detach()
         low = weight.to(table.dtype)
-        N, B, H = sum(sizes), sizes[0], weight.shape[1]
+        recurrent = low.T if low.is_cuda else low.T.contiguous()  # a CPU is faster with it
+        N, B, (G, H) = sum(sizes), sizes[0], weight.shape
 
         memory = table.new_empty(N + B, 4 * H)
         gates = memory[:N]
         h = table.new_empty(N, H)
-        c = weight.new_empty(N, H)
         rows_of = gates.split(sizes)
         columns_of = split_columns(gates, sizes)
         tokens_of = split_tokens(tokens, sizes)
-        c_of = c.split(sizes)
         h_of = h.split(sizes)
+        c = None
+        if bias is None:
+            step = choose_step(lstm_step, lstm_step_in_place, table, weight, compiled)
+            c = weight.new_empty(N, H)
+            own_of = c.split(sizes)  # what a step takes that the other model's does not
+        else:
+            step = choose_step(gru_step, gru_step_in_place, table, weight, compiled)
+            own_of = [bias.detach()] * len(sizes)
 
-        recurrent = transposed(low)
-        product = table.new_zeros(B, 4 * H)
-        c_before = weight.new_zeros(B, H)
+        product = table.new_zeros(B, G)
+        state = weight.new_zeros(B, H)
         for t, n in enumerate(sizes):
             if t:
                 torch.mm(h_of[t - 1][:n], recurrent, out=product[:n])
-                c_before = c_of[t - 1]
-            inputs = product[:n], clock[t], table, tokens_of[t], c_before[:n]
-            step(*inputs, rows_of[t], columns_of[t], c_of[t], h_of[t])
+            inputs = product[:n], clock[t], table, tokens_of[t], state[:n]
+            step(*inputs, rows_of[t], columns_of[t], h_of[t], own_of[t])
+            if bias is None:  # else the step has changed the state in place
+                state = own_of[t]
         ctx.save_for_backward(memory, c, h, tokens, low)
-        ctx.plain = sizes, compiled, len(table)
+        ctx.plain = sizes, compiled, len(table), weight.dtype
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         memory, c, h, tokens, low = ctx.saved_tensors
-        sizes, compiled, table_rows = ctx.plain
-        N, B = len(h), sizes[0]
-
-        gates = memory[:N]
-        d_gates = room_for_gradients(memory, sizes, compiled)
-        step = choose_step(lstm_step_back, lstm_step_back_in_place, gates, c, compiled)
-        rows_of = gates.split(sizes)
-        columns_of = split_columns(gates, sizes)
-        d_rows_of = d_gates.split(sizes)
-        d_columns_of = split_columns(d_gates, sizes)
-        c_of = c.split(sizes)
-        d_out_of = d_out.split(sizes)
-
-        start = torch.zeros_like(c[:B])
-        d_cell = torch.zeros_like(start)
-        d_h = torch.zeros_like(h[:B])
-        for t in reversed(range(len(sizes))):
-            n = sizes[t]
-            c_before = c_of[t - 1] if t else start
-            gradients = d_out_of[t], d_h[:n], d_cell[:n], d_rows_of[t], d_columns_of[t]
-            step(rows_of[t], columns_of[t], c_of[t], c_before[:n], *gradients)
-            if t:
-                torch.mm(d_rows_of[t], low, out=d_h[:n])
-        d_weight = d_gates[B:].T @ one_step_earlier(h, sizes)
-        d_table, d_clock = input_gradients(d_gates, tokens, sizes, table_rows, c.dtype)
-        return d_table, d_clock, None, None, None, d_weight.to(c.dtype)
-
-
-class GRUSweep(torch.autograd.Function):
-    """As LSTMSweep, with three gates; `bias` (H,) is the candidate state's, inside its reset gate."""
-
-    @staticmethod
-    def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
-        table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
-        step = choose_step(gru_step, gru_step_in_place, table, weight, compiled)
-        low = weight.to(table.dtype)
-        N, B, H = sum(sizes), sizes[0], weight.shape[1]
-
-        memory = table.new_empty(N + B, 4 * H)
-        gates = memory[:N]
-        h = table.new_empty(N, H)
-        rows_of = gates.split(sizes)
-        columns_of = split_columns(gates, sizes)
-        tokens_of = split_tokens(tokens, sizes)
-        h_of = h.split(sizes)
-
-        recurrent = transposed(low)
-        product = table.new_zeros(B, 3 * H)
-        state = weight.new_zeros(B, H)
-        for t, n in enumerate(sizes):
-            if t:
-                torch.mm(h_of[t - 1][:n], recurrent, out=product[:n])
-            inputs = product[:n], bias, clock[t], table, tokens_of[t], state[:n]
-            step(*inputs, rows_of[t], columns_of[t], h_of[t])
-        ctx.save_for_backward(memory, h, tokens, low)
-        ctx.plain = sizes, compiled, len(table), bias.dtype
-        return h
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_out):
-        memory, h, tokens, low = ctx.saved_tensors
         sizes, compiled, table_rows, dtype = ctx.plain
-        h = h.detach()  # as `start`: else it compiles twice
-        N, B, H = len(h), sizes[0], h.shape[1]
+        h = h.detach()  # as `start`: or it compiles twice
+        N, B, (G, H) = len(h), sizes[0], low.shape
 
         gates = memory[:N]
         d_gates = room_for_gradients(memory, sizes, compiled)
+        d_product = d_gates[:, :G]
         rows_of = gates.split(sizes)
         columns_of = split_columns(gates, sizes)
         d_rows_of = d_gates.split(sizes)
         d_columns_of = split_columns(d_gates, sizes)
-        d_product_of = d_gates[:, : 3 * H].split(sizes)
-        h_of = h.split(sizes)
+        d_product_of = d_product.split(sizes)
         d_out_of = d_out.split(sizes)
 
-        low = low.roll(H, 0)  # the candidate first, as in d_gates
-        start = torch.zeros_like(h[:B])
-        d_h = torch.zeros_like(start)
-        d_state = torch.zeros_like(start, dtype=dtype)
-        step = choose_step(gru_step_back, gru_step_back_in_place, gates, d_state, compiled)
+        d_h = torch.zeros_like(h[:B])
+        d_state = torch.zeros_like(d_h, dtype=dtype)
+        if c is None:
+            both = gru_step_back, gru_step_back_in_place
+            step = choose_step(*both, gates, d_state, compiled)
+            state_of = h.split(sizes)
+            low = low.roll(H, 0)  # the candidate first, as in d_gates
+        else:
+            both = lstm_step_back, lstm_step_back_in_place
+            step = choose_step(*both, gates, d_state, compiled)
+            state_of = c.split(sizes)
+        start = torch.zeros_like(state_of[0])
         for t in reversed(range(len(sizes))):
             n = sizes[t]
-            h_before = h_of[t - 1] if t else start
+            before = state_of[t - 1] if t else start
             gradients = d_out_of[t], d_h[:n], d_state[:n], d_rows_of[t], d_columns_of[t]
-            step(rows_of[t], columns_of[t], h_before[:n], *gradients)
+            step(rows_of[t], columns_of[t], state_of[t], before[:n], *gradients)
             if t:
                 torch.mm(d_product_of[t], low, out=d_h[:n])
-        d_weight = d_gates[B:, : 3 * H].T @ one_step_earlier(h, sizes)
-        d_weight = d_weight.roll(-H, 0).to(dtype)
-        d_bias = d_gates[:, :H].sum(0).to(dtype)
-        d_table, d_clock = input_gradients(d_gates[:, H:], tokens, sizes, table_rows, dtype)
-        return d_table, d_clock, None, None, None, d_weight, d_bias
+        d_weight = d_product[B:].T @ one_step_earlier(h, sizes)
+        d_bias = None
+        if c is None:
+            d_weight = d_weight.roll(-H, 0)
+            d_bias = d_gates[:, :H].sum(0).to(dtype)
+        d_table, d_clock = input_gradients(d_gates[:, -G:], tokens, sizes, table_rows, dtype)
+        return d_table, d_clock, None, None, None, d_weight.to(dtype), d_bias
 
 
-def gru_sweep(layer, table, clock, tokens, sizes, compiled):
-    candidate_bias = layer.bias_hh_l0[-layer.hidden_size :]
-    return GRUSweep.apply(
-        table, clock, tokens, sizes, compiled, layer.weight_hh_l0, candidate_bias
-    )
-
-
-def lstm_sweep(layer, table, clock, tokens, sizes, compiled):
-    return LSTMSweep.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0)
+def sweep(layer, table, clock, tokens, sizes, compiled):
+    bias = None
+    if isinstance(layer, torch.nn.GRU):
+        bias = layer.bias_hh_l0[-layer.hidden_size :]
+    return Sweep.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0, bias)

@@ -1,4 +1,4 @@
-"""Statistics, and verdicts on what trials show: report.py says what yes, no and undecided mean."""
+"""Statistics, and verdicts on trials; report.py says what yes, no and undecided mean."""
 
 import functools
 import itertools
@@ -24,7 +24,8 @@ class Result(NamedTuple):
     def curve(self):
         """{column: [numbers]} of curve.csv."""
         header, *rows = (self.folder / "curve.csv").read_text().split()
-        return dict(zip(header.split(","), zip(*(map(float, row.split(",")) for row in rows))))
+        numbers = [map(float, row.split(",")) for row in rows]
+        return dict(zip(header.split(","), zip(*numbers)))
 
 
 class Results(list):
@@ -35,11 +36,11 @@ class Results(list):
         self.rows = rows
 
     def where(self, **flags):
-        has = lambda row: all(row.get(k) == v for k, v in flags.items())
-        return Results(
-            [result for result in self if has(result.flags)],
-            [row for row in self.rows if has(row)],
-        )
+        def has(row):
+            return all(row.get(k) == v for k, v in flags.items())
+
+        found = [result for result in self if has(result.flags)]
+        return Results(found, [row for row in self.rows if has(row)])
 
     def values(self, metric="token_accuracy", **flags):
         """The metric of those with these flags, a number for each seed."""
@@ -56,7 +57,7 @@ def number(result, metric):
 
 
 def each_seed(runs, flag, **where):
-    """{seed: token accuracies in the order of the flag's values}, of the seeds that have all of them."""
+    """{seed: token accuracies in the order of the flag's values}, of seeds that have all."""
     values, found = sorted(runs.levels(flag, **where)), {}
     for seed in runs.levels("seed", **where):
         these = runs.where(**where, seed=seed)
@@ -67,7 +68,7 @@ def each_seed(runs, flag, **where):
 
 
 def crossing(places, heights, level):
-    """The first place where heights fall below a level, along straight lines between neighbours.
+    """The first place where heights, joined by straight lines, fall below a level.
 
     If the first height is below, it is the first place; if none is, the last.
     """
@@ -95,7 +96,8 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)
 def t_tail(t, freedom):
     """The chance that Student's t exceeds `t`.
 
-    With t = sqrt(freedom) tan(angle) its density is cos(angle) ** (freedom - 1), but for a factor.
+    With t = sqrt(freedom) tan(angle) its density is, but for a factor,
+    cos(angle) ** (freedom - 1).
     """
 
     def integral(low, high):
@@ -108,7 +110,7 @@ def t_tail(t, freedom):
 
 @functools.cache
 def t_quantile(tail, freedom):
-    """The t that Student's t exceeds with this chance, below one half: halving an interval of angles."""
+    """The t that Student's t exceeds with this chance, by halving an interval of angles."""
     low, high = 0.0, np.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
@@ -155,14 +157,18 @@ class Difference(NamedTuple):
 def difference(plus, minus=()):
     """The means of the samples in `plus` less those in `minus`; None where one is too small."""
     samples = [*plus, *minus]
-    if (n := min(map(len, samples))) < ENOUGH:
+    n = min(map(len, samples))
+    if n < ENOUGH:
         return None
-    mean = lambda x: x[0] + np.mean(np.subtract(x, x[0]))  # of equal values exactly theirs
-    squares = np.array([np.var(np.subtract(x, x[0]), ddof=1) / len(x) for x in samples])
+    # Less the first value, so that of equal values the mean is exactly theirs
+    shifted = [np.subtract(x, x[0]) for x in samples]
+    means = [x[0] + np.mean(less) for x, less in zip(samples, shifted)]
+    squares = np.array([np.var(less, ddof=1) / len(less) for less in shifted])
     each = np.array([len(x) - 1 for x in samples])
     total = squares.sum()
     shares = squares / total if total > 0 else each / each.sum()
-    value, freedom = sum(map(mean, plus)) - sum(map(mean, minus)), 1 / (shares**2 / each).sum()
+    value = sum(means[: len(plus)]) - sum(means[len(plus) :])
+    freedom = 1 / (shares**2 / each).sum()
     return Difference(float(value), float(np.sqrt(total)), float(freedom), n)
 
 
@@ -179,7 +185,9 @@ class Verdict(NamedTuple):
     def word(self):
         if not self.numbers:
             return "too few trials"
-        return "no" if self.p_no <= LEVEL else "yes" if self.p_yes <= LEVEL else "undecided"
+        if self.p_no <= LEVEL:
+            return "no"
+        return "yes" if self.p_yes <= LEVEL else "undecided"
 
     @property
     def p(self):
@@ -188,20 +196,23 @@ class Verdict(NamedTuple):
 
 
 def all_of(text, differences, primary=""):
-    """Of differences, {name: Difference}. For yes all have to be above zero: the largest p counts. For no one
-    below zero is enough: its p is multiplied by their number."""
-    if None in differences.values():
-        return Verdict(text, primary=primary)
+    """Of differences, {name: Difference}.
+
+    For yes all have to be above zero: the largest p counts. For no one below zero is
+    enough: its p is multiplied by their number.
+    """
     found = differences.values()
+    if None in found:
+        return Verdict(text, primary=primary)
     p_no = min(1.0, len(found) * min(d.below() for d in found))
     numbers = ", ".join(f"{name} {d.words()}".strip() for name, d in differences.items())
     numbers += f", n = {min(d.n for d in found)}"
     return Verdict(text, numbers, max(d.above() for d in found), p_no, primary)
 
 
-def higher(text, high, low, primary=""):
+def higher(text, high, low):
     """One sample's mean is above another's (Welch's t)."""
-    return all_of(text, {"": difference([high], [low])}, primary)
+    return all_of(text, {"": difference([high], [low])})
 
 
 def higher_in_pairs(text, high, low):
@@ -216,9 +227,8 @@ def above(text, values, threshold):
 
 def better(text, high, lows, primary=""):
     """A sample's mean is above that of each other sample, {name: sample}."""
-    return all_of(
-        text, {f"over {name}": difference([high], [low]) for name, low in lows.items()}, primary
-    )
+    differences = {f"over {name}": difference([high], [low]) for name, low in lows.items()}
+    return all_of(text, differences, primary)
 
 
 def controls(runs):
@@ -227,7 +237,7 @@ def controls(runs):
 
 
 def gain(runs, text, metric="token_accuracy", pe="sin", primary="", **where):
-    """The clock raises a metric above that of every control, among the trials with these flags."""
+    """The clock raises a metric above every control's, among the trials with these flags."""
     runs = runs.where(**where)
     lows = {control: runs.values(metric, pe=control) for control in controls(runs)}
     return better(text, runs.values(metric, pe=pe), lows, primary)
@@ -235,15 +245,27 @@ def gain(runs, text, metric="token_accuracy", pe="sin", primary="", **where):
 
 def no_gain(text, high, low, margin):
     """Yes: a gain would be below the margin. No: there is a gain, even one below the margin."""
-    if (d := difference([high], [low])) is None:
+    gained = difference([high], [low])
+    if gained is None:
         return Verdict(text)
-    return Verdict(
-        text, f"{d.words()}, margin {margin:.3g}, n = {d.n}", d.below(margin), d.above()
-    )
+    numbers = f"{gained.words()}, margin {margin:.3g}, n = {gained.n}"
+    return Verdict(text, numbers, gained.below(margin), gained.above())
+
+
+def no_gain_of_dup(runs, what):
+    """Of Fig. 12: as many inputs as with the clock do not make up for it."""
+    text = f"The embedding twice does not help {what} (by .02 or more)."
+    return no_gain(text, runs.values(pe="dup"), runs.values(pe="none"), 0.02)
+
+
+def gain_by_vocabulary(runs, what, metric="token_accuracy", **where):
+    for vocab in runs.levels("vocab", **where):
+        text = f"The clock helps {what} at K = {vocab}."
+        yield gain(runs, text, metric, vocab=vocab, **where)
 
 
 def holm(verdicts):
-    """The same verdicts; each family of primary ones corrected by Holm's method, each direction apart."""
+    """The verdicts; each family of primary ones corrected by Holm, each direction apart."""
     corrected = list(verdicts)
     families = {one.primary for one in verdicts} - {""}
     for family, name in itertools.product(families, ("p_yes", "p_no")):
@@ -266,15 +288,13 @@ def crossings(runs, level=0.95, **where):
 def areas(runs, **where):
     """The area under accuracy over log2 K, of each seed that has all vocabularies.
 
-    Neighbours are joined by straight lines. It is divided by the range of log2 K: all right
-    is 1.
+    Neighbours are joined by straight lines. It is divided by the range of log2 K: all
+    right is 1.
     """
     places = np.log2(sorted(runs.levels("vocab", **where)))
-    widths = np.diff(places)
     found = []
     for heights in each_seed(runs, "vocab", **where).values():
-        means = (np.array(heights[1:]) + heights[:-1]) / 2
-        found.append(widths @ means / widths.sum())
+        found.append(np.trapezoid(heights, places) / (places[-1] - places[0]))
     return found
 
 
