@@ -165,8 +165,11 @@ class Encoding(nn.Module):
 
 
 class Sinusoid(Encoding):
-    """The paper's. `bands` = (low, high) keeps that part of the frequencies, from 0, the
-    fastest, to 1, the slowest. The others are zero; the rest is scaled up to length 1."""
+    """The paper's clock: sines and cosines of the step, of many frequencies (Eqs. 1-2).
+
+    `bands` = (low, high) keeps that part of the frequencies, from 0, the fastest, to 1, the
+    slowest. The others are zero; the rest is scaled up to length 1.
+    """
 
     drawn = False
 

@@ -28,6 +28,7 @@ from suite.verdicts import (
     gain,
     higher,
     no_gain,
+    no_gain_of_dup,
     vocabulary_sentences,
     with_article,
 )
@@ -142,9 +143,7 @@ FIG13 = {
     "fig12", "The embedding twice", FIG12, metrics=BOTH_METRICS, x="pe", picture=False
 )
 def fig12(runs):
-    none, dup = runs.values(pe="none"), runs.values(pe="dup")
-    text = "The embedding twice does not help an LSTM (by .02 or more)."
-    yield no_gain(text, dup, none, 0.02)
+    yield no_gain_of_dup(runs, "an LSTM")
 
 
 def judge_vectors(runs):
