@@ -213,7 +213,7 @@ def made_by(results):
 
 
 def judge(kind, name, scale, out, trials, results):
-    """A figure's own seeds get corrected verdicts, other seeds uncorrected ones, a part none."""
+    """A figure's own seeds get corrected verdicts, other seeds uncorrected, a part none."""
     whole, _ = load(kind, name, scale, out)
     these, grid = ({trial.folder for trial in x} for x in (trials, whole))
     if {folder.parent for folder in these} != {folder.parent for folder in grid}:
@@ -249,8 +249,11 @@ def section(kind, name, scale, out, words=(), folder="."):
     for note in figure.notes:
         for line in note(results):
             yield f"- {line}"
-    for verdict in judge(kind, name, scale, out, trials, results):
+    verdicts = judge(kind, name, scale, out, trials, results)
+    for verdict in verdicts:
         yield f"- {sentence(verdict)}"
+    if words and not verdicts and scale != "quick":
+        yield "- No verdicts: these are not all cells of the figure, or they have other flags."
 
 
 # -- Trials that belong to no figure
@@ -300,9 +303,9 @@ def find_kind(script):
         raise Refused(f"there is no {script}")
     sys.path.insert(0, str(path.resolve().parent))
     for found in vars(importlib.import_module(path.stem)).values():
-        if isinstance(found, type) and found.__module__ == path.stem:
-            if "figures" in vars(found):
-                return found
+        here = getattr(found, "__module__", "") == path.stem
+        if here and isinstance(found, type) and "figures" in vars(found):
+            return found
     raise Refused(f"{script} has no figures")
 
 

@@ -64,7 +64,12 @@ FLAGS = [
         least=1,
     ),
     Flag("combine", "concat", "encoding with embedding", choices=("concat", "add")),
-    Flag("encode", "both", "steps with the encoding", choices=("input", "output", "both")),
+    Flag(
+        "encode",
+        "both",
+        "at which steps: while reading, answering, or both",
+        choices=("input", "output", "both"),
+    ),
     Flag(
         "amplitude",
         None,
@@ -167,7 +172,7 @@ def parse(kind, argv):
     for name, flag in flags_of(kind).items():
         if name not in kind.without:
             add_flag(science if flag.science else plumbing, flag, defaults[name])
-    figure = dict(nargs="?", const="", choices=["", *kind.figures], metavar="FIGURE")
+    figure = dict(nargs="?", const=(), choices=list(kind.figures), metavar="FIGURE")
     names = ", ".join(kind.figures)
     plumbing.add_argument("--list", help=f"print a command per trial: {names}", **figure)
     plumbing.add_argument("--all", help="run these trials, then report.py", **figure)

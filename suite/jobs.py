@@ -39,7 +39,8 @@ class Jobs:
         self.script, self.trials, self.at_once, self.cards = script, trials, at_once, cards
         self.waiting = [trial for trial in trials if not is_finished(trial.task)]
         self.before = len(trials) - len(self.waiting)
-        self.running, self.codes = {}, []  # {process: (its Trial, its number)}
+        # {process: (its Trial, its number, how far it was)}
+        self.running, self.codes = {}, []
         self.free = list(range(at_once))  # numbers
         self.line, self.began = LiveLine(), time.monotonic()
 
@@ -78,30 +79,32 @@ class Jobs:
             print(error, flush=True)
             self.codes.append(FAILED)
         else:
-            self.running[process] = trial, self.free.pop(0)
+            self.running[process] = trial, self.free.pop(0), progress(trial)
 
     def end(self, process):
-        trial, number = self.running.pop(process)
+        trial, number, _ = self.running.pop(process)
         self.free.append(number)
         self.codes.append(process.returncode)
         self.line.clear()
         if process.returncode or not self.line.live:
             say_end(trial, process.returncode)
-        say_pair(trial, self.trials)
+        busy = [*self.waiting, *(trial for trial, *_ in self.running.values())]
+        say_pair(trial, [other for other in self.trials if other not in busy])
         if not self.line.live:
             print(self.say_progress(), flush=True)
 
     def say_progress(self):
         """How many are done, how long the others will take, how far each is."""
-        doing = [trial for trial, _ in self.running.values()]
-        shares = [progress(trial) for trial in doing]
+        done, left, names = len(self.codes), len(self.waiting), []
+        for trial, _, before in self.running.values():
+            share = progress(trial)
+            done += share - before
+            left += 1 - share
+            names.append(f"{trial.task.describe()} {share:.0%}")
         said = f"{self.before + self.codes.count(0)} of {len(self.trials)} done"
-        done = len(self.codes) + sum(shares)
         if done:
-            left = len(self.waiting) + len(doing) - sum(shares)
             said += f", {say_left((time.monotonic() - self.began) / done * left)}"
-        if self.line.live and doing:
-            names = [f"{t.task.describe()} {x:.0%}" for t, x in zip(doing, shares)]
+        if self.line.live and names:
             said += f"  running: {', '.join(names)}"
         return said
 
@@ -117,12 +120,12 @@ def progress(trial):
     return 0.0
 
 
-def say_pair(trial, trials):
-    """What a trial and its twin, with the clock or without, had; when both have ended."""
+def say_pair(trial, ended):
+    """What a trial and its twin, with the clock or without, had."""
     accuracies = []
     for pe in ("none", "sin"):
         row = trial.row | {"pe": pe}
-        for twin in trials:
+        for twin in ended:
             if twin.row == row and is_finished(twin.task):
                 metrics = files.read_json(twin.folder / "result.json")["metrics"]
                 accuracies.append(metrics.get("token_accuracy"))

@@ -230,11 +230,12 @@ class Training:
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
         left = say_left((iterations / i - 1) * self.seconds)
-        how = f"loss {loss:.4f}  accuracy {accuracy:.4f}  {left}"
         if not live:
-            return f"iteration {i}/{iterations}  {how}"
-        far = f"{i:,} of {iterations:,}  {i / iterations:.0%}  {i / self.seconds:.3g}/s"
-        return f"{self.task.describe()}  {far}  {how}{self.advice}"
+            how = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
+            return f"iteration {i}/{iterations}  {how}  {left}"
+        far = f"{i / iterations:.0%}  {left}{self.advice}"  # first: a terminal may be narrow
+        how = f"accuracy {accuracy:.2f}  loss {loss:.3f}"
+        return f"{self.task.describe()}  {far}  {how}  {i:,} of {iterations:,}"
 
     def write_curve(self):
         lines = ["iteration,loss,accuracy,learning_rate,seconds"]
