@@ -9,7 +9,6 @@ kills, files, flags and exit codes is tested by processes: children are forked f
 that they start at once. Every test has a new folder of its own, and is in it.
 """
 
-import ast
 import contextlib
 import fcntl
 import functools
@@ -31,7 +30,7 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from itertools import chain, cycle, pairwise, permutations, product
+from itertools import chain, cycle, permutations, product
 from pathlib import Path
 from unittest import SkipTest, mock
 
@@ -39,7 +38,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import bench
 import bench
 import beyond
 import common
@@ -93,18 +91,6 @@ def workplace():
         yield Path(folder)
 
 
-def capture(function, *args):
-    """-> (what it returns or exits with, what it printed, what it said on stderr)"""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            with mock.patch.object(signal, "signal"):  # this process keeps its handlers
-                code = function(*args)
-        except SystemExit as stop:
-            code = stop.code
-    return code, out.getvalue(), err.getvalue()
-
-
 def ends(wanted, words, task=Reverse):
     """The command line ends with this exit code and, unless that is 0, one line on stderr.
 
@@ -112,8 +98,18 @@ def ends(wanted, words, task=Reverse):
     """
     report.load.cache_clear()  # a report is usually a process of its own
     report.verdicts_at.cache_clear()
-    with mock.patch.object(sys, "argv", ["", *shlex.split(words)]):
-        code, out, err = capture(report.main) if task is report else capture(cli.main, task)
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["", *shlex.split(words)]),
+        mock.patch.object(signal, "signal"),  # this process keeps its handlers
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            code = report.main() if task is report else cli.main(task)
+        except SystemExit as stop:
+            code = stop.code
+    out, err = out.getvalue(), err.getvalue()
     assert code == wanted and err.count("\n") == (wanted != 0), (words, code, out, err)
     return out + err
 
@@ -258,11 +254,11 @@ def close(got, wanted, tolerance):
 
 
 def assert_fair(counts, expected):
-    """Pearson's statistic is below a bound that a fair draw passes but for 3e-5."""
+    """Pearson's statistic is below a bound that a fair draw passes but for e^-10."""
     counts, expected = np.asarray(counts, float), np.asarray(expected, float)
     free = len(counts) - 1
     statistic = ((counts - expected) ** 2 / expected).sum()
-    bound = free * (1 - 2 / (9 * free) + 4 * math.sqrt(2 / (9 * free))) ** 3  # Wilson-Hilferty
+    bound = free + 2 * math.sqrt(10 * free) + 20  # Laurent and Massart, 2000
     assert statistic < bound, f"chi-square {statistic:.1f} with {free} degrees of freedom"
 
 
@@ -294,15 +290,6 @@ OURS = {  # name in released_code.npz: ours
 }
 
 
-def read_released_code():
-    """{case: {name: tensor}}"""
-    cases = {}
-    for path, numbers in np.load(HERE / "released_code.npz").items():
-        case, _, name = path.partition("/")
-        cases.setdefault(case, {})[name] = torch.from_numpy(numbers)
-    return cases
-
-
 def check_released_case(kind, pe, theirs):
     vocab, hidden = theirs["readout_w"].shape
     embedding, tokens = theirs["embedding"], theirs["tokens"]
@@ -330,7 +317,10 @@ def check_released_case(kind, pe, theirs):
 
 def test_released_code_gives_the_same_numbers():
     """With the author's weights: logits, loss, gradients and stability of the author's code."""
-    cases = read_released_code()
+    cases = {}  # {case: {name: tensor}}
+    for path, numbers in np.load(HERE / "released_code.npz").items():
+        case, _, name = path.partition("/")
+        cases.setdefault(case, {})[name] = torch.from_numpy(numbers)
     assert len(cases) == 12
     for case, theirs in cases.items():
         check_released_case(*case.split("-"), theirs)
@@ -340,24 +330,11 @@ def test_integers_are_those_of_splitmix64():
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # from 0 on
     zero = torch.tensor(0)
     assert [x % 2**64 for x in common.random_bits(zero, (3,)).tolist()] == published
-    wanted = [1000 * (x % 2**32) >> 32 for x in published]
-    assert common.uniform_integers(zero, (3,), 1000).tolist() == wanted
     # All committed trials depend on these
     assert common.key(5, 1, 300_000).item() == 6436624988395588352
     assert (common.TRAINING, common.HELD_OUT, common.ANALYSIS) == (1, 2, 3)
-
-
-def test_distinct_rows_are_the_first_of_a_stream():
-    drawn = []
-
-    def draw(k, shape):
-        rows = common.uniform_integers(k, (*shape, 4), 2)
-        drawn.extend(map(tuple, rows.tolist()))
-        return rows
-
-    found = common.distinct_rows(draw, 16, 0).tolist()  # all that exist
-    assert len(drawn) > 16
-    assert list(map(tuple, found)) == list(dict.fromkeys(drawn))
+    half = task_of("--vocab 2 --length 4 --held-out 8", build=True).held_out.rows
+    assert common.hash_rows(half.flatten()).item() == 2819039426430213613
 
 
 def encoding_of(words, seed=0):
@@ -365,13 +342,16 @@ def encoding_of(words, seed=0):
     return task_of(f"--vocab 9 --hidden 3 {words}").model().encoding
 
 
+def waves(steps, size):
+    """(steps, size/2) e^(i t / 10000^(2n/size))"""
+    t, n = torch.arange(steps)[:, None], torch.arange(size // 2).double()
+    return (1j * t / 10000 ** (2 * n / size)).exp()
+
+
 def test_encodings_by_hand():
-    table = common.sinusoid(300, 6)
-    for t in range(300):
-        for i in range(3):  # Equations 1 and 2
-            angle = t / 10000 ** (2 * i / 6)
-            pair = table[t, 2 * i : 2 * i + 2] * math.sqrt(3)
-            close(pair, [math.sin(angle), math.cos(angle)], 1e-12)
+    table, by_hand = common.sinusoid(300, 6) * math.sqrt(3), waves(300, 6)
+    close(table[:, ::2], by_hand.imag, 1e-12)  # Eq. 1
+    close(table[:, 1::2], by_hand.real, 1e-12)  # Eq. 2
     vectors = encoding_of("--embed 6 --pe constant").vectors(22)
     assert torch.equal(vectors, vectors[:1].expand(22, 6))
 
@@ -380,9 +360,8 @@ def test_random_encodings_are_drawn_from_the_seed_and_kept_with_the_weights():
     for pe in ("random", "ramp", "shuffled", "constant"):
         words = f"--length 8 --embed 6 --pe {pe}"
         encoding, same = encoding_of(words), encoding_of(words)
-        other = encoding_of(words, seed=1)
         assert torch.equal(encoding.table, same.table)
-        assert not torch.equal(encoding.table, other.table)
+        assert not torch.equal(encoding.table, encoding_of(words, seed=1).table)
         assert list(encoding.state_dict()) == ["table"] and not list(encoding.parameters())
 
 
@@ -407,39 +386,27 @@ def test_encodings_are_scaled_joined_and_cut():
 def test_bands_keep_a_part_of_the_sinusoid():
     kept = {
         "0:1": [0, 1, 2, 3],
-        "0:0.25": [0],
         "0.25:0.75": [1, 2],
-        "0.2:0.5": [1],
         "0.74:1": [3],
         "0.1:1": [1, 2, 3],
     }
     for bands, pairs in kept.items():
+        wanted = torch.zeros(12, 4).cdouble()
+        wanted[:, pairs] = waves(12, 8)[:, pairs] / math.sqrt(len(pairs)) * 2
         encoding = encoding_of(f"--length 6 --embed 8 --bands {bands} --amplitude 2")
-        for steps in (7, 12):
-            whole = common.sinusoid(steps, 8).float().view(steps, 4, 2)
-            wanted = torch.zeros_like(whole)
-            wanted[:, pairs] = whole[:, pairs] * math.sqrt(4 / len(pairs)) * 2
-            close(encoding.vectors(steps), wanted.view(steps, 8), 1e-6)
+        close(encoding.vectors(12), torch.view_as_real(wanted).flip(2).flatten(1), 1e-6)
 
 
 def check_layer(layer, by_equations):
-    """Outputs at a slice of steps, and at other steps in each row, with all gradients."""
+    """Outputs at a slice of steps, and at other steps in each row."""
     layer.double()
-    parameters = list(layer.parameters())
-    for p in parameters:
+    for p in layer.parameters():
         p.data += torch.randn_like(p) / 4
     x = torch.randn(7, 2, 3).double()
     everything = by_equations(layer, x)
-    steps = torch.tensor([[0, 6], [3, 5]])
+    close(layer(x, slice(2, 6)), everything[2:6], 1e-10)
     of_rows = torch.stack([everything[[0, 6], 0], everything[[3, 5], 1]], 1)
-    for answered, wanted in ((slice(2, 6), everything[2:6]), (steps, of_rows)):
-        found = layer(x, answered)
-        close(found, wanted, 1e-10)
-        weights = torch.randn_like(wanted)
-        got = torch.autograd.grad((found * weights).sum(), parameters)
-        want = torch.autograd.grad((wanted * weights).sum(), parameters, retain_graph=True)
-        for gradient, by_hand in zip(got, want, strict=True):
-            close(gradient, by_hand, 1e-8)
+    close(layer(x, torch.tensor([[0, 6], [3, 5]])), of_rows, 1e-10)
 
 
 def run_s4d(layer, x, state=0):
@@ -462,33 +429,27 @@ def s4d_by_recurrence(layer, x):
     return run_s4d(layer, x)[0]
 
 
-def run_mamba(layer, row):
-    """h_t = exp(delta_t A) h_t-1 + delta_t b_t u_t, y_t = c_t h_t + D u_t"""
-    u, gate = layer.project(row).chunk(2, 1)  # (T, D)
-    u = F.silu(layer.conv(F.pad(u.T, (3, 0))).T)  # of a step and the three before it
-    delta, b, c = layer.choose(u).split([1, 16, 16], 1)
-    delta, A = F.softplus(layer.delta(delta)), -layer.log_A.exp()  # (T, D), (D, N)
-    state, outputs = torch.zeros_like(A), []
-    for t in range(len(u)):
-        state = (delta[t, :, None] * A).exp() * state + (delta[t] * u[t])[:, None] * b[t]
-        outputs.append(state @ c[t] + layer.D * u[t])
-    return layer.answer(torch.stack(outputs) * F.silu(gate))
-
-
 def mamba_by_its_recurrence(layer, x):
-    return torch.stack([run_mamba(layer, row) for row in x.unbind(1)], 1)
-
-
-def rms_norm(x, norm):
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+    """h_t = exp(delta_t A) h_t-1 + delta_t b_t u_t, y_t = c_t h_t + D u_t"""
+    u, gate = layer.project(x).chunk(2, 2)  # (T, B, D)
+    u = F.pad(u.permute(1, 2, 0), (3, 0))  # of a step and the three before it
+    u = F.silu(layer.conv(u)).permute(2, 0, 1)
+    delta, b, c = layer.choose(u).split([1, 16, 16], 2)
+    delta, A = F.softplus(layer.delta(delta)), -layer.log_A.exp()  # (T, B, D), (D, N)
+    state, outputs = torch.zeros(len(b[0]), *A.shape), []
+    for t in range(len(u)):
+        added = (delta[t] * u[t])[:, :, None] * b[t][:, None]
+        state = (delta[t][:, :, None] * A).exp() * state + added
+        outputs.append((state * c[t][:, None]).sum(2) + layer.D * u[t])
+    return layer.answer(torch.stack(outputs) * F.silu(gate))
 
 
 def mamba_stack_by_hand(stack, x):
     """--blocks 2: each block reads a norm of the residual path and adds to it."""
     x = stack.project(x)
     for norm, block in zip(stack.norms, stack.blocks):
-        x = x + mamba_by_its_recurrence(block, rms_norm(x, norm))
-    return rms_norm(x, stack.norms[-1])
+        x = x + mamba_by_its_recurrence(block, norm(x))
+    return stack.norms[-1](x)
 
 
 def test_layers_by_their_equations():
@@ -502,11 +463,10 @@ def test_layers_by_their_equations():
 def test_s4d_begins_as_published():
     torch.manual_seed(0)
     layer = common.S4D(4, 2000)
-    tenths = (layer.log_dt / math.log(10) + 3) * 5  # of what is between 1e-3 and 1e-1
-    assert_uniform(tenths.int().tolist(), 10)
-    close(layer.log_A_real.exp(), torch.full((2000, 32), 0.5), 1e-6)
-    close(layer.A_imag, math.pi * torch.arange(32).expand(2000, 32), 1e-6)
-    close(layer.C.flatten(0, 1).std(0), [math.sqrt(0.5)] * 2, 0.1)
+    steps = torch.linspace(math.log(1e-3), math.log(1e-1), 2000)  # what a fair draw is near to
+    close(layer.log_dt.sort().values, steps, 0.02)
+    close(layer.log_A_real[7].exp(), [0.5] * 32, 1e-6)
+    close(layer.A_imag[7], math.pi * torch.arange(32), 1e-6)
 
 
 def one_edit_from(x):
@@ -514,11 +474,10 @@ def one_edit_from(x):
     for i in range(len(x) + 1):
         before, rest = x[:i], x[i:]
         yield before + rest[1:]  # deleted
-        if len(rest) > 1:
-            yield (*before, rest[1], rest[0], *rest[2:])  # swapped
-        for a in range(3):
-            yield (*before, a, *rest)  # inserted
-            yield (*before, a, *rest[1:])  # replaced
+        yield before + rest[1:2] + rest[:1] + rest[2:]  # swapped
+        for a in "012":
+            yield before + a + rest  # inserted
+            yield before + a + rest[1:]  # replaced
 
 
 def distances_from(start, strings):
@@ -532,16 +491,20 @@ def distances_from(start, strings):
     return found
 
 
+def letters(strings):
+    """(N, L)"""
+    return np.array([list(x) for x in strings])
+
+
 def test_edit_distances_by_search():
-    strings = set()
-    for n in range(6):
-        strings.update(product(range(3), repeat=n))
+    strings = {"".join(x) for n in range(6) for x in product("012", repeat=n)}
     for start in (x for x in strings if len(x) in (1, 2, 4)):
         found = distances_from(start, strings)
         for n in range(1, 5):
             others = [x for x in found if len(x) == n]
             assert len(others) == 3**n
-            got = common.damerau_levenshtein(np.array([start] * len(others)), np.array(others))
+            ours, theirs = letters([start] * len(others)), letters(others)
+            got = common.damerau_levenshtein(ours, theirs)
             assert got.tolist() == [found[x] for x in others], start
 
 
@@ -604,7 +567,7 @@ def check_batches(device, compiled=False):
         if compiled:
             draw = torch.compile(draw, dynamic=False)
         batch, again = one.training_episode(7), draw(torch.tensor(7, device=device))
-        for x, y in zip(batch, again, strict=True):
+        for x, y in zip(batch, again):
             assert torch.equal(x, y.cpu()) if isinstance(x, torch.Tensor) else x == y
         assert torch.equal(one.held_out.rows, same.held_out.rows.cpu())
         assert not torch.equal(one.held_out.rows, other.held_out.rows)
@@ -646,13 +609,6 @@ def enumerate_rows(task):
             yield x, 1
 
 
-def check_frequencies(rows, likely):
-    counts = Counter(map(tuple, rows.tolist()))
-    assert counts.keys() <= likely.keys(), counts.keys() - likely.keys()
-    expected = np.array(list(likely.values())) * counts.total() / sum(likely.values())
-    assert_fair([counts[row] for row in likely], expected)
-
-
 def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_should_be():
     for script, flags in SCARCE:
         task = task_of(f"{flags} --batch 512", script, build=True)
@@ -661,11 +617,13 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_sho
         assert len(held_out) == len(rows) and held_out < likely.keys()
         mass = sum(likely[row] for row in held_out) / sum(likely.values())
         assert mass > 0.1 and abs(task.mass(rows) - mass) < 1e-12
-        check_frequencies(task.draw(common.key(5), (20_000,)), likely)
         with mock.patch.object(task, "episode", torch.clone):  # so that a batch is its rows
             trained = torch.cat([task.training_episode(i) for i in range(1, 41)])
+        counts = Counter(map(tuple, trained.tolist()))
         allowed = {row: weight for row, weight in likely.items() if row not in held_out}
-        check_frequencies(trained, allowed)
+        assert counts.keys() <= allowed.keys(), script
+        expected = np.array(list(allowed.values())) * counts.total() / sum(allowed.values())
+        assert_fair([counts[row] for row in allowed], expected)
 
 
 def read_episode(episode, b):
@@ -702,7 +660,7 @@ def test_episodes_by_brute_force():
 
 
 def check_conditions(task, right, by_condition):
-    """Of dual_frequency.py: test rows in the order of condition, position of the target, repeat."""
+    """Of dual_frequency.py, whose test rows are by condition, then the target's position."""
     assert np.allclose(list(by_condition.values()), right.view(4, 8, 2).mean(2))
     names, episode = list(by_condition), task.test_episode()
     for b, x in enumerate(task.held_out.rows.tolist()):
@@ -761,7 +719,7 @@ def compare_encoding(kind, pe, combine, script, flags):
     compare_engines(words, script)
 
 
-def test_engines_agree_with_every_encoding_and_task():
+def test_engines_agree_with_every_encoding_and_task_and_at_sizes_of_1_to_3():
     encodings = [(pe, "concat") for pe in common.ENCODINGS]
     encodings += [(pe, "add") for pe in CLOCKS]
     tasks = cycle(BATTERY)
@@ -770,12 +728,9 @@ def test_engines_agree_with_every_encoding_and_task():
             compare_encoding(kind, pe, combine, *next(tasks))
         for script, flags in BATTERY:
             compare_encoding(kind, "sin", "concat", script, flags)
-
-
-def test_engines_agree_at_sizes_of_1_to_3():
-    for kind, length, batch in product(PAPERS, (1, 2, 3), (1, 3)):
-        sizes = f"--length {length} --vocab 40 --batch {batch} --hidden 40"
-        compare_engines(f"{sizes} --model {kind}")
+        for length, batch in product((1, 2, 3), (1, 3)):
+            sizes = f"--length {length} --vocab 40 --batch {batch} --hidden 40"
+            compare_engines(f"{sizes} --model {kind}")
 
 
 def as_on_cuda():
@@ -798,16 +753,11 @@ def test_an_iteration_never_waits_for_its_device():
     for (script, flags), kind in product(BATTERY, PAPERS):
         task = task_of(f"{SMOKE} --model {kind} {flags}", script, build=True)
         t = training.Training(task, [], CPU, FAST)
-        moved = [
-            (t, "model"),
-            (t, "sums"),
-            (task, "spare"),
-            (task, "seed_there"),
-            (task.held_out, "rows"),
-            (task.held_out, "hashes"),
-        ]
-        for owner, name in moved:
-            setattr(owner, name, getattr(owner, name).to(meta))
+        for owner in (t, task, task.held_out):
+            for name, x in vars(owner).items():
+                if isinstance(x, torch.Tensor | torch.nn.Module):
+                    setattr(owner, name, x.to(meta))
+        t.sums = {name: x.to(meta) for name, x in t.sums.items()}
         t.optimizer = torch.optim.Adam(t.model.parameters(), foreach=False)
         iteration = torch.zeros((), dtype=torch.int64, device=meta)
         t.learn(task.training_episode(iteration))
@@ -839,24 +789,20 @@ def finish(parts):
 
 
 def task_with_signal(number, at=25, times=1):
-    """A task that gets a signal in this iteration."""
+    """A task that gets a signal in this iteration, or when it is evaluated."""
+
+    def send(now):
+        if now == at:
+            for _ in range(times):
+                os.kill(os.getpid(), number)
 
     class Signalled(Reverse):
         def training_episode(self, i):
-            if i == at:
-                for _ in range(times):
-                    os.kill(os.getpid(), number)
+            send(i)
             return super().training_episode(i)
 
-    return Signalled
-
-
-def task_with_signal_at_the_end(number):
-    """A task that gets a signal when it is evaluated."""
-
-    class Signalled(Reverse):
         def evaluate(self, model, engine):
-            os.kill(os.getpid(), number)
+            send("the end")
             return super().evaluate(model, engine)
 
     return Signalled
@@ -865,9 +811,11 @@ def task_with_signal_at_the_end(number):
 def test_four_signals_save_and_the_same_command_ends_with_the_same_bits():
     for number in SIGNALS:
         with workplace():
-            child_ends(75, LONG, task_with_signal(number))
+            said = child_ends(75, f"{LONG} --overwrite", task_with_signal(number))
+            assert "the same command without --overwrite continues" in said
             assert load_last()["iteration"] == 25
-            child_ends(75, LONG, task_with_signal_at_the_end(number))
+            said = child_ends(75, LONG, task_with_signal(number, at="the end"))
+            assert "the same command continues" in said
             finish([25, 60])
 
 
@@ -876,12 +824,33 @@ def test_a_second_ctrl_c_ends_at_once():
     assert load_last()["iteration"] == 20
 
 
-def ignore_hangup():
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
 def test_nohup_is_respected():
-    child_ends(0, LONG, task_with_signal(signal.SIGHUP), ignore_hangup)
+    ignore = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    child_ends(0, LONG, task_with_signal(signal.SIGHUP), ignore)
+
+
+def print_to_nobody(stream):
+    """In a child process: both streams fail from now on."""
+    if stream == "a full log":
+        there = os.open("/dev/full", os.O_WRONLY)
+    else:
+        ours, there = os.openpty() if stream == "a closed terminal" else os.pipe()
+        os.close(ours)
+    os.dup2(there, 1)
+    os.dup2(there, 2)
+
+
+def test_a_trial_saves_although_nothing_can_be_printed():
+    streams = ["a closed terminal", "a broken pipe"]
+    if Path("/dev/full").exists():
+        streams.append("a full log")
+    for stream in streams:
+        before = functools.partial(print_to_nobody, stream)
+        with workplace():
+            assert wait(fork(LONG, task_with_signal(signal.SIGHUP), before)) == 75, stream
+            assert load_last()["iteration"] == 25
+            assert wait(fork(LONG, Reverse, before)) == 0, stream
+            assert outcome(folder_in()) == run_undisturbed()[0]
 
 
 def damage(content):
@@ -897,9 +866,9 @@ def test_damaged_checkpoints_are_passed_over_and_never_kept():
     """The last, else the one before, else the start: all lead to the same end."""
     child_ends(75, LONG, task_with_signal(signal.SIGTERM))
     last, previous = folder_in() / "last.pt", folder_in() / "previous.pt"
-    whole = {path: path.read_bytes() for path in (last, previous)}
+    whole = last.read_bytes()
     Path("runs").rename("kept")
-    for content in damage(whole[last]):
+    for content in damage(whole):
         shutil.copytree("kept", "runs")
         last.write_bytes(content)
         child_ends(75, LONG, task_with_signal(signal.SIGTERM, at=22))
@@ -907,8 +876,8 @@ def test_damaged_checkpoints_are_passed_over_and_never_kept():
         finish([20, 22])
         shutil.rmtree("runs")
     shutil.copytree("kept", "runs")
-    for path, content in whole.items():
-        path.write_bytes(content[:-999])
+    for path in (last, previous):
+        path.write_bytes(whole[:-999])
     finish([])
 
 
@@ -941,23 +910,21 @@ def test_killed_at_random_moments_and_raced():
 def test_a_trial_that_another_process_runs_is_left_alone():
     words = f"{SMOKE} --iterations 30000 --save-every 100 --log-every 1000"
     child = fork(words)
-    wait_for(lambda: list(Path().rglob("last.pt")))
+    wait_for(read_checkpoints)
     ends(73, words)
     ends(73, f"{words} --overwrite")
     os.kill(child, signal.SIGTERM)
     assert wait(child) == 75
-    assert load_last()["iteration"] >= 100
 
 
 def test_what_is_not_finite_ends_a_trial_with_3():
     words = f"{SMOKE} --model s4d --lr 1000 --warmup 10 --save-every 1 --snapshot-every 1"
     for _ in range(2):
         ends(3, words)
-        kept = [load(path) for path in Path().rglob("snapshots/*.pt")]
-        kept.append(load_last()["model"])
-        for weights in kept:
-            assert all(x.isfinite().all() for x in weights.values())
-        assert not find_results()
+        kept = read_checkpoints()
+        assert kept and not find_results()
+        for path in kept:
+            assert all(x.isfinite().all() for x in load(path)["model"].values())
 
 
 def fails(words, before=None):
@@ -999,17 +966,6 @@ def test_out_of_memory_ends_a_trial_with_1():
 
 
 NAME = "lstm-random-K8-L8-batch=8-embed=16-held-out=32-hidden=16-iterations=20-lr=0.5"
-RECORDED = [
-    "config",
-    "seconds",
-    "commit",
-    "dirty",
-    "torch",
-    "device",
-    "engine",
-    "threads",
-    "finished",
-]
 
 
 def test_what_a_trial_leaves():
@@ -1020,10 +976,7 @@ def test_what_a_trial_leaves():
     result = read_json(folder / "result.json")
     assert result["task"] == "dual_frequency" and result["argv"] == words.split()
     assert result["iterations"] == 20 and result["parameters"] == 3480
-    assert result["earlier"] == [] and result.keys() >= set(RECORDED)
-    last, snapshot = load_last()["model"], load(folder / "snapshots/000020.pt")["model"]
-    assert last.keys() == snapshot.keys()
-    assert all(torch.equal(last[name], snapshot[name]) for name in last)
+    assert result["earlier"] == [] and result["torch"] == torch.__version__
     said = ends(0, words, DualFrequency)  # finished: shown, and nothing is touched
     assert read_files() == before and f"{result['metrics']['token_accuracy']:.4g}" in said
 
@@ -1034,6 +987,34 @@ def test_a_row_of_the_curve_is_the_mean_since_the_last_one():
     ends(0, f"{SMOKE} --log-every 1 --overwrite")
     each = read_curve(folder_in())[:, 1:3]
     assert np.allclose(seldom, each.reshape(4, 5, 2).mean(1), rtol=1e-6)
+
+
+def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
+    words = f"{SMOKE} --iterations 400"
+    ours, theirs = os.openpty()
+    child = fork(words, before=functools.partial(os.dup2, theirs, 1))
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # the terminal's end
+        while part := os.read(ours, 4096):
+            said += part
+    assert wait(child) == 0
+    assert re.search(rb"\rreverse lstm sin K8 L8 seed 0  \d+ of 400 ", said)
+    assert b"iteration 100/400" not in said
+    log = ends(0, f"{words} --overwrite")
+    assert "iteration 100/400" in log and "\r" not in log
+
+
+def test_a_trial_shows_two_of_its_answers():
+    said = ends(0, SMOKE)
+    task = task_of(SMOKE, build=True)
+    model, episode = task.model(), task.test_episode()
+    model.load_state_dict(load_last()["model"])
+    answers = model(episode.inputs, episode.steps).argmax(-1).T[:2]  # (2, M)
+    lines = [line.split() for line in said.splitlines()]
+    for row, wanted in zip(answers.tolist(), episode.targets.tolist()):
+        marked = [f"{x}{'' if x == y else '*'}" for x, y in zip(row, wanted)]
+        assert ["answered", *marked] in lines
 
 
 # -- Flags; many trials
@@ -1090,7 +1071,8 @@ def test_bad_flags_are_refused_before_anything_is_created():
     for task, cases in REFUSED.items():
         for words in cases:
             refuses(f"--scale smoke {words}", task)
-    for words in ("fig99", "--scale huge", "fig2 --lr x"):
+    refuses(".", report)  # there is no trial
+    for words in ("fig99", "--scale huge", "fig2 --lr x", "--scale smoke --vocab 123"):
         refuses(f"'{HERE}/reverse.py' {words}", report)
 
 
@@ -1106,6 +1088,20 @@ def test_a_folder_of_other_flags_is_refused():
         ends(0, SMOKE)
     path.write_text(other)
     ends(0, f"{SMOKE} --overwrite")
+
+
+def test_a_checkpoint_or_a_snapshot_of_another_trial_is_refused():
+    words = f"{SMOKE} --pairs 8 --train"
+    for seed in (0, 1):
+        ends(0, f"{words} --seed {seed}", Stability)
+    for name in ("000020.pt", "last.pt"):
+        ours, theirs = sorted(Path().rglob(name))
+        kept = ours.read_bytes()
+        shutil.copy(theirs, ours)
+        said = ends(2, f"{words} --seed 0 --overwrite", Stability)
+        assert "seed 1 there, 0 here" in said
+        ours.write_bytes(kept)
+        min(find_results()).unlink()  # so that its training has to go on
 
 
 PLUMBING = [
@@ -1210,7 +1206,6 @@ def test_list_and_its_filters():
     assert list_commands(f"fig2 {one} {carried}") == [f"python reverse.py {one} {carried}"]
     seeds = list_commands("fig2 --model gru --seed 3-9")
     assert len(seeds) == 8 * 7, "in place of the figure's 0 to 4"
-    assert list_commands("")
     for task, scale in product(report.TASKS, ("desk", "quick", "smoke")):
         if any(scale in figure.grids for figure in task.figures.values()):
             for line in list_commands(f"--scale {scale}", task):
@@ -1234,27 +1229,14 @@ def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
     assert {path.parent for path in find_results()} == {done, broken, locked, new}
     assert (done / "result.json").read_bytes() == before, "what is done is skipped"
     assert not (done / "log.txt").exists()
+    told = r"lstm, K = 8, seed 1: 0\.\d\d without, 0\.\d\d with the clock"
+    assert re.search(told, Path("stdout").read_text()), "a pair, as soon as both have ended"
     assert all((folder / "log.txt").exists() for folder in (broken, locked, new))
 
 
 def read_last_rows():
     """{folder: the last row of its curve}"""
     return {path.parent: path.read_text().split()[-1] for path in Path().rglob("curve.csv")}
-
-
-def all_have_moved(before):
-    now = read_last_rows()
-    return all(now[folder] != row for folder, row in before.items())
-
-
-def kill_and_wait_for_jobs(child, folders):
-    """Killed without a word, it takes along what it has started, which saves."""
-    os.kill(child, signal.SIGKILL)
-    assert wait(child) == -signal.SIGKILL
-    for folder in folders:
-        with open(folder / "lock") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until its job has ended
-    assert not find_results()
 
 
 def test_all_stops_all_and_continues_and_no_job_outlives_it():
@@ -1265,9 +1247,14 @@ def test_all_stops_all_and_continues_and_no_job_outlives_it():
     os.kill(child, signal.SIGINT)
     assert wait(child) == 75 and len(read_last_rows()) == 2, "no other trial has begun"
     stopped, child = read_last_rows(), fork(words)
-    wait_for(lambda: all_have_moved(stopped))
-    if sys.platform == "linux":
-        kill_and_wait_for_jobs(child, stopped)
+    wait_for(lambda: not read_last_rows().items() & stopped.items())  # both have gone on
+    if sys.platform == "linux":  # killed, it takes along what it has started, which saves
+        os.kill(child, signal.SIGKILL)
+        assert wait(child) == -signal.SIGKILL
+        for folder in stopped:
+            with open(folder / "lock") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # until its job has ended
+        assert not find_results()
         child = fork(words)
     assert wait(child) == 0
     said = Path("stdout").read_text()
@@ -1276,18 +1263,38 @@ def test_all_stops_all_and_continues_and_no_job_outlives_it():
     assert len(parts) == 4 and sum(map(bool, parts)) == 2
 
 
+def test_a_folder_that_vanishes_ends_only_its_trial():
+    words = f"{SMOKE} --iterations 900 --save-every 20 --model lstm --vocab 8 --jobs 1"
+    child = fork(f"{words} --seed 0 --all fig2")
+    wait_for(read_checkpoints)
+    vanishing = next(Path().rglob("last.pt")).parent
+    while vanishing.exists():  # its process may just be writing there
+        shutil.rmtree(vanishing, ignore_errors=True)
+    assert wait(child) == 1
+    (result,) = find_results()
+    assert result.parent != vanishing
+
+
+def run_element(index, out):
+    """An element of a job array; its exit code."""
+    there = os.environ | {"PYTHON": sys.executable, "SLURM_ARRAY_TASK_ID": index}
+    words = shlex.split(f"bash slurm_array.sh reverse.py fig2 {SMOKE} --model gru --out")
+    return subprocess.run(
+        [*words, out], env=there, cwd=HERE, capture_output=True, check=False
+    ).returncode
+
+
+def test_a_slurm_element_is_the_nth_trial_and_no_shell_reads_what_is_typed():
+    out = f"{Path.cwd()}/a b\ntouch c; $(touch d) 'e"
+    assert run_element("2", out) == 0
+    third = list_commands(f"fig2 {SMOKE} --model gru")[2]
+    (result,) = find_results()
+    assert read_json(result)["argv"][:6] == shlex.split(third)[2:8]
+    assert run_element("4", out) == 2, "beyond the list"
+    assert not (HERE / "c").exists() and not (HERE / "d").exists()
+
+
 # -- Statistics and verdicts
-def test_students_t_is_that_of_tables():
-    table = {
-        (0.025, 1): 12.7062,
-        (0.025, 4): 2.7764,
-        (0.05, 8): 1.8595,
-        (0.005, 5): 4.0321,
-    }
-    for (tail, freedom), t in table.items():
-        assert math.isclose(verdicts.t_quantile(tail, freedom), t, rel_tol=1e-4)
-
-
 def test_welchs_test_is_that_of_textbooks():
     """Their example: t = -2.46, 25.0 degrees of freedom, p = .021"""
     a = "27.5 21.0 19.0 23.6 17.0 17.9 16.9 20.1 21.9 22.6 23.1 19.6 19.0 21.7 21.4"
@@ -1299,26 +1306,20 @@ def test_welchs_test_is_that_of_textbooks():
     assert round(2 * found.below(), 3) == 0.021
 
 
-def holm_by_hand(p, family):
-    """The largest of (how many are not smaller) x p, over p and all smaller ones."""
-    largest = 0
-    for x in family:
-        if x <= p:
-            not_smaller = [y for y in family if y >= x]
-            largest = max(largest, x * len(not_smaller))
-    return min(1, largest)
-
-
 def test_each_family_is_corrected_by_itself():
-    families = [*"ababbabaa", ""]  # the last is not primary
-    p = np.random.default_rng(3).random(len(families)) / 4
-    claims = [verdicts.Verdict("", "", x, x / 2, family) for x, family in zip(p, families)]
+    """Holm's: the smallest p times how many there are, the next times one less, and so on."""
+    cases = [  # family, p, corrected; of "a" there are four
+        ("a", 0.04, 0.09),  # .04 x 2 is less than the one before
+        ("b", 0.8, 1.6),
+        ("a", 0.03, 0.09),
+        ("", 0.02, 0.02),  # is not primary
+        ("a", 0.01, 0.04),
+        ("b", 0.9, 1.6),
+    ]
+    claims = [verdicts.Verdict("", "", p, p / 2, family) for family, p, _ in cases]
     claims.append(verdicts.Verdict("", primary="a"))  # has not run, and counts
-    for claim, corrected in zip(claims, verdicts.holm(claims), strict=True):
-        family = [one for one in claims if one.primary == claim.primary]
-        shown = holm_by_hand(claim.p_yes, [one.p_yes for one in family])
-        opposite = holm_by_hand(claim.p_no, [one.p_no for one in family])
-        close([corrected.p_yes, corrected.p_no], [shown, opposite], 1e-12)
+    for (_, _, wanted), one in zip(cases, verdicts.holm(claims)):
+        close([one.p_yes, one.p_no], [min(1, wanted), wanted / 2], 1e-12)
 
 
 def test_the_papers_bootstrap_is_a_normal_interval_where_that_is_as_good():
@@ -1341,30 +1342,29 @@ def make_runs(cells):
 LOW = [0.50, 0.51, 0.52, 0.48]
 HIGH = [0.69, 0.75, 0.64, 0.80]
 NOISY = [0.4, 0.6, 0.9, 0.2]
+LESS = [0.35, 0.551, 0.852, 0.153]  # by .05 or nearly so than NOISY, in pairs
+NEAR = [0.500, 0.501, 0.502]
+MORE = [0.510, 0.511, 0.512]  # than NEAR, by less than the margin
 
 
-def test_higher_and_above():
-    assert verdicts.higher("", HIGH, LOW).word == "yes"
-    assert verdicts.higher("", LOW, HIGH).word == "no"
-    assert verdicts.higher("", NOISY, LOW).word == "undecided"
-    assert verdicts.higher("", [0.1] * 3, [0.1] * 3).word == "undecided"
-    assert verdicts.higher("", [1.0, 1.0], LOW).word == "too few trials"
-    assert verdicts.above("", HIGH, 0.5).word == "yes"
-    assert verdicts.above("", HIGH, 0.7).word == "undecided"
-    assert verdicts.above("", HIGH, 0.9).word == "no"
-
-
-def test_in_pairs_a_difference_within_the_spread_is_sure():
-    less = [x - 0.05 + 0.001 * n for n, x in enumerate(NOISY)]
-    assert verdicts.higher("", NOISY, less).word == "undecided"
-    assert verdicts.higher_in_pairs("", NOISY, less).word == "yes"
-
-
-def test_no_gain_is_below_the_margin_and_a_gain_denies_it_however_small():
-    near, more = [0.500, 0.501, 0.502], [0.510, 0.511, 0.512]
-    assert verdicts.no_gain("", near, near, 0.02).word == "yes"
-    assert verdicts.no_gain("", near, near, 0.001).word == "undecided"
-    assert verdicts.no_gain("", more, near, 0.02).word == "no"
+def test_verdicts_of_two_groups():
+    cases = [
+        (verdicts.higher, HIGH, LOW, "yes"),
+        (verdicts.higher, LOW, HIGH, "no"),
+        (verdicts.higher, NOISY, LOW, "undecided"),
+        (verdicts.higher, [0.1] * 3, [0.1] * 3, "undecided"),
+        (verdicts.higher, [1.0, 1.0], LOW, "too few trials"),
+        (verdicts.higher, NOISY, LESS, "undecided"),
+        (verdicts.higher_in_pairs, NOISY, LESS, "yes"),
+        (verdicts.above, HIGH, 0.5, "yes"),
+        (verdicts.above, HIGH, 0.7, "undecided"),
+        (verdicts.above, HIGH, 0.9, "no"),
+        (verdicts.no_gain, NEAR, NEAR, 0.02, "yes"),
+        (verdicts.no_gain, NEAR, NEAR, 0.001, "undecided"),
+        (verdicts.no_gain, MORE, NEAR, 0.02, "no"),
+    ]
+    for judge, *given, word in cases:
+        assert judge("", *given).word == word, (judge, given)
 
 
 def test_a_gain_is_over_none_and_over_a_control():
@@ -1374,6 +1374,16 @@ def test_a_gain_is_over_none_and_over_a_control():
         for pe, x in (("none", 0.50), ("constant", control), ("sin", 0.60)):
             cells.append(({"pe": pe}, [x, x + 0.01, x + 0.02]))
         assert verdicts.gain(make_runs(cells), "").word == word
+
+
+def test_the_summary_says_how_sure_it_is():
+    """Welch's interval, by SciPy: .1773 to .2227."""
+    low, high = [0.4, 0.41, 0.42], [0.6, 0.61, 0.62]
+    of = "with 95% confidence (3 seeds each)"
+    assert reverse.how_sure(low, high) == f"18 to 22 points more, {of}"
+    assert reverse.how_sure(high, low) == f"18 to 22 points fewer, {of}"
+    assert reverse.how_sure(low, low) == f"undecided, between -2.3 and 2.3 points, {of}"
+    assert "too few" in reverse.how_sure(low, high[:2])
 
 
 def of_vocabularies(accuracies):
@@ -1425,20 +1435,17 @@ def test_what_a_claim_at_the_end_of_training_means():
         runs = at_the_end({1: 0.5, 4: before, 8: none}, {1: 0.6, 4: 0.7, 8: sin})
         yes, no = beyond.readings(runs)
         assert yes.startswith(if_yes) and no.startswith(if_not), (yes, no)
-        claim = verdicts.gain(runs, "", iterations=800)._replace(readings=("if yes", "if not"))
-        assert (claim.word == "yes") == (sin > none)
-        read = "if yes" if sin > none else "if not"
-        assert report.sentence(claim).endswith(f"; read as: {read}")
-    assert beyond.readings(make_runs([])) == ("", ""), "no trials, no reading"
+    claim = verdicts.higher("", LOW, HIGH)._replace(readings=("if yes", "if not"))
+    assert report.sentence(claim).endswith("; read as: if not")
 
 
 def test_what_the_clock_is_worth_in_training():
     """Without it .5 at 1 time, .7 at 4 and .8 at 8: so .6 at 2 times."""
-    for clock, wanted, at_an_end in ((0.6, 1, 0), (0.75, 2.5, 0), (0.45, 0, 3), (0.85, 3, 3)):
+    for clock, wanted in ((0.6, 1), (0.75, 2.5), (0.45, 0), (0.85, 3)):
         runs = at_the_end({1: 0.5, 4: 0.7, 8: 0.8}, {1: clock, 4: 0.9, 8: 0.9})
-        close(np.exp2(beyond.worths(runs)), [2**wanted] * 3, 1e-9)
+        close(beyond.worths(runs), [wanted] * 3, 1e-9)
         (line,) = beyond.worth_in_training(runs)
-        assert f"{2**wanted:.2f} [" in line and f"; {at_an_end} of 3 seeds at an end" in line
+        assert f" {2**wanted:.2f} [" in line
 
 
 def test_verdicts_on_targets_and_positions_by_hand():
@@ -1458,60 +1465,43 @@ def make_report(words):
         return ends(0, words, report)
 
 
-def test_a_result_that_cannot_be_read_or_is_of_other_flags_is_named_and_left_out():
+def test_a_result_that_cannot_be_used_is_named_and_left_out():
     words = f"'{HERE}/reverse.py' fig2 --scale smoke"
-    ends(0, f"{SMOKE} --model gru --vocab 8 --pe none")
-    ends(0, f"{SMOKE} --model gru --vocab 8 --pe sin")
-    path, other_path = find_results()
-    whole, said = path.read_text(), make_report(words)
-    accuracy = read_json(path)["metrics"]["token_accuracy"]
+    for pe in ("none", "sin"):
+        ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
+    path, other = find_results()
+    whole, content = path.read_text(), read_json(path)
+    accuracy = content["metrics"]["token_accuracy"]
+    said = make_report(words)
     assert "2 of 12" in said and report.short(accuracy) in said
-    bad = [
-        whole.replace('"lr": 0.001', '"lr": 0.25'),
-        whole.replace("token_a", "a"),
-        whole[:-20],
-        "[]",
-        "3",
-        "{",
-        "",
-        "\xff",
-    ]
-    for content in bad:
-        path.write_text(content, encoding="latin1")
+    bad = ["[" * 100_000, "[]", "", "\xff", whole[:-20]]
+    bad += [whole.replace("token_a", "a"), whole.replace('"lr": 0.001', '"lr": 0.25')]
+    for number in ("7", "NaN", "1e999", "9" * 5000):
+        bad.append(whole.replace(f'_accuracy": {accuracy}', f'_accuracy": {number}'))
+    for wrong in ({"config": {}}, {"metrics": 3}, {"seconds": None}):
+        bad.append(json.dumps(content | wrong))
+    for text in bad:
+        path.write_text(text, encoding="latin1")
         said = make_report(words)
-        assert "1 of 12" in said and str(path) in said, content
-        assert str(path) in make_report("--scale smoke"), content
-    # Trials of two texts are not compared
-    path.write_text(whole.replace('"config": {', '"config": {"text_sha256": "a",'))
-    whole = other_path.read_text()
-    other_path.write_text(whole.replace('"config": {', '"config": {"text_sha256": "b",'))
+        assert "1 of 12" in said and f"left out: {path}" in said, text[:80]
+    path.write_text(whole)
+    for where, text in ((path, "a"), (other, "b")):  # of two texts: they are not compared
+        content = read_json(where)
+        content["config"]["text_sha256"] = text
+        where.write_text(json.dumps(content))
     assert "0 of 12" in make_report(words)
 
 
-def test_the_summary_says_how_sure_it_is():
-    low, high = (
-        [0.4, 0.41, 0.42],
-        [0.6, 0.61, 0.62],
-    )  # Welch's interval, by SciPy: .1773 to .2227
-    of = "with 95% confidence (3 seeds each)"
-    assert reverse.how_sure(low, high) == f"18 to 22 points more, {of}"
-    assert reverse.how_sure(high, low) == f"18 to 22 points fewer, {of}"
-    assert reverse.how_sure(low, low) == f"undecided, between -2.3 and 2.3 points, {of}"
-    assert "too few" in reverse.how_sure(low, high[:2])
-
-
-def test_a_report_tells_local_changes_and_says_so_where_it_finds_nothing():
-    with workplace():
-        for pe in ("none", "sin"):
-            ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
-        one, two = Path().rglob("gru-*/seed0/result.json")
-        for path, dirty in ((one, True), (two, False)):
-            path.write_text(json.dumps(read_json(path) | {"dirty": dirty}))
-        assert "with local changes (1 of 2)" in reports(
-            f"'{HERE}/reverse.py' fig2 --scale smoke"
-        )
-        out = ends(2, f"'{HERE}/reverse.py' --scale smoke --vocab 123", report)
-        assert "no figure has trials of --scale smoke --vocab 123" in out
+def test_a_report_tells_local_changes_and_lists_the_trials_of_a_folder():
+    for pe, dirty in (("none", True), ("sin", False)):
+        ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
+        (path,) = Path().rglob(f"gru-{pe}-*/seed0/result.json")
+        path.write_text(json.dumps(read_json(path) | {"dirty": dirty}))
+    words = f"'{HERE}/reverse.py' fig2 --scale smoke"
+    assert "with local changes (1 of 2)" in make_report(words)
+    accuracy = report.short(read_json(path)["metrics"]["token_accuracy"])
+    said = ends(0, "runs/reverse", report)
+    assert f"{path.parts[-3]}/seed0" in said and f"token accuracy {accuracy}" in said
 
 
 def test_a_figure_is_drawn():
@@ -1521,16 +1511,6 @@ def test_a_figure_is_drawn():
     ends(0, f"'{HERE}/reverse.py' fig2 --scale smoke", report)
     (picture,) = Path().rglob("*.svg")
     assert ">LSTM</text>" in picture.read_text()
-
-
-def test_every_committed_result_belongs_to_a_figure():
-    results = HERE / "results"
-    committed = {path.parent for path in results.glob("*/*/seed*/result.json")}
-    assert committed
-    for task, name, _ in report.figures_at("desk"):
-        trials = trials_of(task, name, "desk", "--out", str(results))
-        committed -= {one.folder for one in trials}
-    assert not committed, sorted(map(str, committed))
 
 
 def test_the_results_page_is_that_of_the_committed_results():
@@ -1556,29 +1536,19 @@ def test_the_readmes_first_numbers_stand_in_the_results():
         assert error <= 0.5001 * 10 ** -len(digits), f"{shown} is not in RESULTS.md"
 
 
+def test_bench_counts_every_trial_of_the_paper_once():
+    content = read_json(HERE / "results/bench/h200.json")
+    lines = "\n".join(bench.costs(content))
+    assert re.search(r"reverse\.py fig2 +180 ", lines)
+    assert re.search(r"each trial once +500 ", lines)
+    hours = bench.Times(content).hours(task_of("--model gru --vocab 64 --length 16"))
+    measured = np.median(content["configurations"]["gru-sin-64"]["suite"])  # of 64
+    close(hours, measured / 4 * 300_000 / 1000 / 3600, 1e-9)
+
+
 def find_code(language):
     """README's blocks of code."""
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", README)
-
-
-def test_bench_counts_every_trial_of_the_paper_once():
-    content = read_json(HERE / "results/bench/h200.json")
-    _, _, fig2, *_, total = [line.split() for line in bench.costs(content)][:-3]
-    assert fig2[:3] == ["reverse.py", "fig2", "180"] and total[-2] == "500"
-    times, measured = (
-        bench.Times(content),
-        np.median(content["configurations"]["gru-sin-64"]["suite"]),
-    )
-    trial_of = lambda words: run.trial_of(
-        Reverse, ["--model", "gru", "--vocab", *words.split()]
-    )
-    assert math.isclose(times.hours(trial_of("64")), measured * 300_000 / 1000 / 3600)
-    assert math.isclose(
-        times.hours(trial_of("64 --length 16 --batch 1024")), times.hours(trial_of("64")) / 2
-    )
-    assert (
-        times.hours(trial_of("32")) < times.hours(trial_of("64")) < times.hours(trial_of("65"))
-    )
 
 
 def test_readme_task_runs():
@@ -1592,70 +1562,42 @@ def test_readme_task_runs():
 def test_readme_commands_run():
     """Each is accepted; one trial of reverse.py is trained, at smoke scale."""
     commands = re.findall(r"(?m)^(?:.*&& )?python (.*?)(?:  #.*)?$", "\n".join(find_code("")))
-    scripts = {f"{task.name}.py": task for task in report.TASKS}
-    seen = set()
+    tasks = {f"{task.name}.py": task for task in report.TASKS}
     for script, *words in map(shlex.split, commands):
-        seen.add(script)
-        assert (HERE / script).exists() or script == "echo.py", script
-        if script not in scripts:
+        if script not in tasks:
+            assert script in ("report.py", "bench.py", "test_all.py", "echo.py")
             continue
-        task = scripts[script]
+        task = tasks[script]
         args, given = cli.parse(task, words)
         figure = args.all if args.list is None else args.list
         if figure is not None:
             cli.trials_of_figure(task, args, given, figure)
         elif task is Reverse:
-            with workplace():
-                ends(0, f"{shlex.join(words)} --scale smoke --device cpu")
-    assert seen >= {"reverse.py", "test_all.py", "report.py"}
+            ends(0, f"{shlex.join(words)} --scale smoke --device cpu")
+    assert find_results()
 
 
-FLOORS = [  # who imports stands below what is imported
-    "common",
-    "suite.graphs",
-    "suite.sweeps",
-    "suite.fast",
-    "suite.task",
-    "suite.machine",
-    "suite.files",
-    "suite.progress",
-    "suite.training",
-    "suite.verdicts",
-    "suite.pictures",
-    "suite.jobs",
-    "suite.cli",
-    "beyond",
-    "reverse",
-    "dual_frequency",
-    "variable_length",
-    "sort",
-    "delayed_add",
-    "predecessor",
-    "lm_wikitext",
-    "lm_shakespeare",
-    "stability",
-    "bench",
-    "report",
-]
-
-
-def imports_of(tree):
-    """What is imported, such as suite.fast or common.Refused."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            for alias in node.names:
-                yield package + alias.name
+FLOORS = """
+    common
+    graphs sweeps fast task machine
+    files progress training verdicts pictures
+    jobs cli
+    beyond reverse dual_frequency variable_length
+    sort delayed_add predecessor lm_wikitext lm_shakespeare
+    stability bench
+    report
+"""
 
 
 def test_imports_run_down_only():
-    rooms = {f"suite.{path.stem}" for path in HERE.glob("suite/*.py")}
-    assert rooms - {"suite.__init__"} <= set(FLOORS)
-    for number, importer in enumerate(FLOORS):
-        tree = ast.parse((HERE / f"{importer.replace('.', '/')}.py").read_text())
-        not_below = tuple(f"{room}." for room in FLOORS[number:])
-        for name in imports_of(tree):
-            assert not f"{name}.".startswith(not_below), f"{importer} imports {name}"
+    """Every file imports those alone that stand before it."""
+    floors = FLOORS.split()
+    assert {path.stem for path in HERE.glob("suite/[!_]*.py")} <= set(floors)
+    for number, room in enumerate(floors):
+        (path,) = [*HERE.glob(f"{room}.py"), *HERE.glob(f"suite/{room}.py")]
+        not_before = "|".join(floors[number:])
+        found = re.search(rf"(?m)^(from|import) .*\b({not_before})\b", path.read_text())
+        assert not found, (room, found)
 
 
 # -- stability.py, held to the Jacobian of the model's own forward pass
@@ -1715,18 +1657,11 @@ def test_stability_is_that_of_autograds_jacobian():
     ]
     for kind, case in product(PAPERS, cases):
         model, a, b = make_case(kind, *case)
-        _, length, target, *_ = case
+        _, _, target, *_ = case
         found = stability.stability(model, a, b, target)
         close(found, plain_stability(model, a, b, target), 1e-10)
         close(stability.stability(model, a, b, target, at_once=3), found, 1e-12)
-        for precision, tolerance in ((torch.double, 1e-12), (torch.float, 1e-5)):
-            model.to(precision)
-            there = stability.stability(model, a, b, target)
-            close(there, found, tolerance)
-            close(stability.stability(model, b, a, target), there, tolerance)
-            close(stability.stability(model, a, a, target), torch.ones(4), tolerance)
-            assert (there.abs() <= 1).all()
-            assert target == length or (there < 1 - 1e-6).any()
+        close(stability.stability(model.float(), a, b, target), found, 1e-5)
 
 
 def test_stability_where_gradients_vanish():
@@ -1740,22 +1675,23 @@ def test_stability_where_gradients_vanish():
 
 
 def test_stability_pairs_share_the_target_and_what_is_before_it():
-    pairs = stability.draw_pairs(3, 10, 12, 5, 50)  # 12 integers, target at t = 5, 8 commands
-    a, b = (rows.view(4, 50, 20).tolist() for rows in pairs)
-    for condition, name in enumerate(dual_frequency.CONDITIONS):
-        target, disturbants = (5 if kind == "rare" else 0 for kind in name.split("/"))
-        first = [disturbants] * 4 + [target] + [disturbants] * 7
-        drawn = []
-        for x, y in zip(a[condition], b[condition]):
-            assert x[:5] == y[:5] and x[5:12] != y[5:12] and x[12:] == y[12:] == [10] * 8
-            drawn += [n - least for n, least in zip(x[:12] + y[5:12], first + first[5:])]
-        assert_uniform(drawn, 5)
-        assert set(drawn) == set(range(5))
+    """Of 12 integers, 10 in all; the target at t = 5, then 8 commands."""
+    pairs = stability.draw_pairs(3, 10, 12, 5, 50)
+    a, b = (rows.view(4, 50, 20) for rows in pairs)
+    assert torch.equal(a[..., :5], b[..., :5]) and (a[..., 5:12] != b[..., 5:12]).any(-1).all()
+    for rows in (a, b):
+        assert (rows[..., 12:] == 10).all()
+        for of_condition, name in zip(rows, dual_frequency.CONDITIONS):
+            target, disturbants = (5 if kind == "rare" else 0 for kind in name.split("/"))
+            least = torch.full((12,), disturbants)
+            least[4] = target
+            drawn = (of_condition[:, :12] - least).flatten().tolist()
+            assert_uniform(drawn, 5)
+            assert set(drawn) == set(range(5))
 
 
 def test_stabilitys_target_is_the_papers():
-    wanted = {"s4d": 23, "s4d --length 8": 3, "s4d --length 1": 1, "gru": 1}
-    for words, target in wanted.items():
+    for words, target in (("s4d", 23), ("s4d --length 1", 1), ("gru", 1)):
         assert task_of(f"--model {words}", Stability).args.target == target
 
 
@@ -1767,7 +1703,7 @@ def test_stability_of_a_trial():
     by_condition = read_json(path)["by_condition"]
     for values in by_condition.values():
         assert list(map(int, values)) == list(range(2, 21, 2))
-    model = common.Model("s4d", "sin", 8, 16, 16, 16).double()
+    model = task_of(words, Stability).model().double()
     model.load_state_dict(load_last()["model"])
     wanted = plain_stability(model, *stability.draw_pairs(3, 8, 8, 3, 2), 3)
     last = [by_condition[condition]["20"] for condition in dual_frequency.CONDITIONS]
@@ -1790,12 +1726,6 @@ def write_shakespeare():
     Path("data/tinyshakespeare.txt").write_text(TEXT)
 
 
-def waves(size):
-    """(9, size/2) e^(i t / 10000^(2n/size))"""
-    t, n = torch.arange(9)[:, None], torch.arange(size // 2).double()
-    return (1j * t / 10000 ** (2 * n / size)).exp()
-
-
 def plain_position(model, pe, x):
     if pe == "layernorm-learned":  # Eq. 9
         norm = model.position.norm
@@ -1803,7 +1733,7 @@ def plain_position(model, pe, x):
     if "learned" in pe:
         x = x + model.position.encoding.table
     if pe == "sin":  # Eq. 5: sine before cosine
-        x = x + torch.view_as_real(waves(12)).flip(2).flatten(1)
+        x = x + torch.view_as_real(waves(9, 12)).flip(2).flatten(1)
     return x
 
 
@@ -1816,7 +1746,7 @@ def plain_heads(block, pe, x):
         q, k, v = read[:, :, head].unbind(1)  # (T, d)
         q, k = q[:, ::2] + 1j * q[:, 1::2], k[:, ::2] + 1j * k[:, 1::2]
         if pe == "rotary":  # Eq. 6
-            q, k = q * waves(6), k * waves(6)
+            q, k = q * waves(9, 6), k * waves(9, 6)
         scores.append((q @ k.conj().T).real / math.sqrt(6))
         outputs.append(scores[-1].masked_fill(later, -math.inf).softmax(1) @ v)
     return outputs, scores
@@ -1833,23 +1763,18 @@ def plain_transformer(model, pe, tokens):
     return model.readout(model.norm(x)), torch.stack(every_score)
 
 
-def check_transformer(pe):
-    torch.manual_seed(3)
-    model = lm_shakespeare.Transformer(pe, 11, 12, 2, 2, 9).double()
-    tokens = torch.randint(11, (2, 9))
-    for parameter in model.parameters():  # large enough for everything to matter
-        parameter.data += torch.randn_like(parameter) * 0.3
-    plain, scores = zip(*(plain_transformer(model, pe, row) for row in tokens))
-    logits = model.readout(model.features(tokens))
-    close(logits, torch.stack(plain), 1e-12)
-    mean = torch.stack(scores).mean((0, 1))
-    wanted = [mean.diagonal(-n).mean().item() for n in range(9)]
-    assert np.allclose(lm_shakespeare.score_by_distance(model, tokens), wanted, atol=1e-5), pe
-
-
 def test_transformer_is_the_plain_one():
     for pe in lm_shakespeare.ENCODINGS:
-        check_transformer(pe)
+        torch.manual_seed(3)
+        model = lm_shakespeare.Transformer(pe, 11, 12, 2, 2, 9).double()
+        tokens = torch.randint(11, (2, 9))
+        for parameter in model.parameters():  # large enough for everything to matter
+            parameter.data += torch.randn_like(parameter) * 0.3
+        plain, scores = zip(*(plain_transformer(model, pe, row) for row in tokens))
+        close(model.readout(model.features(tokens)), torch.stack(plain), 1e-12)
+        mean = torch.stack(scores).mean((0, 1))
+        wanted = [mean.diagonal(-n).mean().item() for n in range(9)]
+        close(lm_shakespeare.score_by_distance(model, tokens), wanted, 1e-4)
 
 
 def test_perplexity_of_a_text():
@@ -1868,17 +1793,14 @@ def test_perplexity_of_a_text():
 
 
 def test_tokenizers_give_the_text_back():
-    for text in ("aaaaaaaabaaaab" * 2, "abc" * 9, TEXT[:1500]):
-        types, train, valid = lm_shakespeare.tokenized(text, "bpe")
-        cut = len(text) * 9 // 10
-        assert "".join(types[n] for n in train) == text[:cut]
-        assert "".join(types[n] for n in valid) == text[cut:]
-        pairs = Counter(pairwise(train.tolist()))
-        left = max(pairs.values(), default=1)
-        assert len(types) == 159 or left == 1, "no pair is left to be joined"
-    types, train, valid = lm_shakespeare.tokenized("It's a word_1, a  word!\né", "word")
-    words = [types[n] for n in (*train, *valid)]
-    assert " ".join(words) == "It ' s a word_1 , a word ! é" and len(valid) == 1
+    cases = [
+        ("bpe", TEXT[:1500], "", TEXT[:1500]),
+        ("word", "It's a word_1, a  word!\né", " ", "It ' s a word_1 , a word ! é"),
+    ]
+    for name, text, between, wanted in cases:
+        types, train, valid = lm_shakespeare.tokenized(text, name)
+        assert between.join(types[n] for n in (*train, *valid)) == wanted
+        assert len(train) < 700, "pairs are joined"
 
 
 # -- Language models: WikiText, of 40 pieces and 32 targets in a paragraph
@@ -1958,9 +1880,7 @@ def test_packed_paragraphs_equal_those_read_one_by_one():
             write_lm_tokens()
             task = lm_task(f"--model {kind} --pe {pe} --batch {predicting}")
             batch = task.training_episode(1)  # an epoch
-        assert len(batch.inputs) == sum(min(n - 1, 32) for n in LENGTHS), "real targets alone"
         even = lm_wikitext.pad_to_few_sizes(batch, 32, 40)
-        assert even.sizes.tolist() == [predicting] * 32, "of few sizes, each with a graph"
         check_packed(task, task.model().double(), batch, even)
 
 
@@ -1982,16 +1902,13 @@ def test_the_unigram_model_by_hand():
     write_lm_tokens()
     task = lm_task()
     seen = Counter(chain(*PIECES))
-    shares = []
-    for pieces in PIECES:
-        for n in pieces[1:33]:
-            if n:  # known
-                shares.append((seen[n] + 1) / (sum(LENGTHS) + 40))
+    known = [n for pieces in PIECES for n in pieces[1:33] if n]
+    shares = [(seen[n] + 1) / (sum(LENGTHS) + 40) for n in known]
     metrics = task.evaluate(task.model(), FAST)
     close(metrics["unigram_test_perplexity"], 1 / np.exp(np.mean(np.log(shares))), 1e-12)
 
 
-def test_language_model_learns_and_refuses_another_text():
+def test_language_model_learns_and_refuses_another_text_or_other_tokens():
     words = f"{SMALL} --iterations 120 --lr 0.05"
     write_lm_text("a text")
     refuses(SMALL, WikiText)  # without tokens
@@ -2002,17 +1919,12 @@ def test_language_model_learns_and_refuses_another_text():
     assert metrics["test_perplexity"] < metrics["unigram_test_perplexity"] / 2
     write_lm_tokens(text="another")
     refuses(words, WikiText)
+    write_lm_tokens(PIECES[1:])
+    refuses(words, WikiText)
     assert outcome(folder_in()) == wanted
 
 
 WORDS = "the cat sat on a mat and dogs ran far away from old houses while rain fell , then stop"
-
-
-def paragraphs_to_keep():
-    words = WORDS.split()
-    kept = [" ".join(words[n:] * (1 + n % 3)) for n in range(20)]
-    kept += ["= 3 is a sum", " a cat \u2028 sat \x0b on\r a mat ", " a"]
-    return [*kept, " " + "xyx yxy " * 600]  # above SentencePiece's usual limit
 
 
 def test_tokens_are_those_of_sentencepiece():
@@ -2020,7 +1932,9 @@ def test_tokens_are_those_of_sentencepiece():
         raise SkipTest("no sentencepiece")
     from sentencepiece import SentencePieceProcessor
 
-    kept = paragraphs_to_keep()
+    kept = [WORDS[n:] for n in range(0, 80, 4)]
+    kept += ["= 3 is a sum", " a cat \u2028 sat \x0b on\r a mat ", " a"]
+    kept.append("xyx yxy " * 600)  # above SentencePiece's usual limit
     write_lm_text(" = Heading = ", "", *kept, " ", "\r", " = = Sub = = ")
     refuses(f"{SMALL} --prepare --vocab 5000", WikiText)
     ends(0, f"{SMALL} --prepare --vocab 36", WikiText)
@@ -2120,30 +2034,23 @@ def test_cuda_trials_are_the_cpus():
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def check_cuda_gradients(kind, vocab):
+def test_cuda_gradients_are_those_of_double_precision():
     """Of 4,000 integers: from some 3,000 on CUDA sums by other kernels."""
-    sizes = f"--vocab {vocab} --length 16 --batch 250 --hidden 256 --embed 256"
-    task = task_of(f"{sizes} --model {kind}", build=True)
-    model, episode = task.model().double(), task.training_episode(1)
-    loss, _, wanted = gradients(model, episode, PLAIN)
-    there = episode._replace(inputs=episode.inputs.cuda(), targets=episode.targets.cuda())
-    model.zero_grad()  # else .cuda() would take along the gradients that are wanted
-    model.float().cuda()
-    engine = machine.choose_engine(task.args, torch.device("cuda"))
-    for one in {engine, engine._replace(compiled=False)}:
-        with mock.patch.object(fast, "CUDA_CHUNK", 2**18):  # chunks, the last one smaller
-            found_loss, _, found = gradients(model, there, one)
+    machine.prepare(FAST, torch.device("cuda"))  # products in fp32
+    sizes = "--length 16 --batch 250 --hidden 256 --embed 256"
+    for kind, vocab in product((*PAPERS, "mamba"), (300, 2000)):
+        task = task_of(f"{sizes} --model {kind} --vocab {vocab}", build=True)
+        model, episode = task.model().double(), task.training_episode(1)
+        loss, _, wanted = gradients(model, episode, PLAIN)
+        there = episode._replace(inputs=episode.inputs.cuda(), targets=episode.targets.cuda())
+        model.zero_grad()  # else .cuda() would take along the gradients that are wanted
+        model.float().cuda()
+        engine = machine.choose_engine(task.args, torch.device("cuda"))
+        found_loss, _, found = gradients(model, there, engine)
         close(found_loss.cpu(), loss, 1e-5)
         for name, gradient in wanted.items():
             error = (found[name].cpu().double() - gradient).norm() / gradient.norm()
-            assert error < 1e-4, (kind, one, name, error)
-
-
-def test_cuda_gradients_are_those_of_double_precision():
-    machine.prepare(FAST, torch.device("cuda"))  # products in fp32
-    for kind in (*PAPERS, "mamba"):
-        check_cuda_gradients(kind, 300)
-        check_cuda_gradients(kind, 2000)
+            assert error < 1e-4, (kind, name, error)
 
 
 def test_cuda_trial_continues_in_a_new_graph():
@@ -2176,220 +2083,20 @@ def test_cuda_out_of_memory_is_one_line():
 
 
 # -- This file's own command line
-
-
-# -- What a user reads first
-def test_the_summary_says_how_sure_it_is():
-    """Welch's interval, by SciPy: .1773 to .2227."""
-    low, high = [0.4, 0.41, 0.42], [0.6, 0.61, 0.62]
-    of = "with 95% confidence (3 seeds each)"
-    assert reverse.how_sure(low, high) == f"18 to 22 points more, {of}"
-    assert reverse.how_sure(high, low) == f"18 to 22 points fewer, {of}"
-    assert reverse.how_sure(low, low) == f"undecided, between -2.3 and 2.3 points, {of}"
-    assert "too few" in reverse.how_sure(low, high[:2])
-
-
-def test_a_report_tells_local_changes_and_says_so_where_it_finds_nothing():
-    for pe in ("none", "sin"):
-        ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
-    for path, dirty in zip(Path().rglob("gru-*/seed0/result.json"), (True, False)):
-        path.write_text(json.dumps(read_json(path) | {"dirty": dirty}))
-    script = f"'{HERE}/reverse.py'"
-    assert "with local changes (1 of 2)" in make_report(f"{script} fig2 --scale smoke")
-    out = ends(2, f"{script} --scale smoke --vocab 123", report)
-    assert "no figure has trials of --scale smoke --vocab 123" in out
-
-
-def test_a_report_lists_the_trials_of_a_folder():
-    ends(0, f"{SMOKE} --length 5")
-    (path,) = find_results()
-    accuracy = report.short(read_json(path)["metrics"]["token_accuracy"])
-    out = ends(0, "runs/reverse", report)
-    assert str(path.parent.relative_to("runs/reverse")) in out
-    assert f"token accuracy {accuracy}" in out
-    Path("empty").mkdir()
-    refuses("empty", report)
-
-
-def test_bench_counts_every_trial_of_the_paper_once():
-    content = read_json(HERE / "results/bench/h200.json")
-    _, _, fig2, *_, total = [line.split() for line in bench.costs(content)][:-3]
-    assert fig2[:3] == ["reverse.py", "fig2", "180"] and total[-2] == "500"
-    times = bench.Times(content)
-
-    def hours(words):
-        return times.hours(task_of(f"--model gru --vocab {words}"))
-
-    measured = np.median(content["configurations"]["gru-sin-64"]["suite"])
-    close(hours("64"), measured * 300_000 / 1000 / 3600, 1e-9)
-    close(hours("64 --length 16 --batch 1024"), hours("64") / 2, 1e-9)
-    assert hours("32") < hours("64") < hours("65")
-
-
-# -- What was broken on purpose
-def print_to_nobody(stream):
-    """In a child process: both streams fail from now on."""
-    if stream == "a full log":
-        there = os.open("/dev/full", os.O_WRONLY)
-    elif stream == "a closed terminal":
-        ours, there = os.openpty()
-        os.close(ours)
-    else:  # a broken pipe
-        ours, there = os.pipe()
-        os.close(ours)
-    os.dup2(there, 1)
-    os.dup2(there, 2)
-
-
-def test_a_trial_saves_although_nothing_can_be_printed():
-    streams = ["a closed terminal", "a broken pipe"]
-    if Path("/dev/full").exists():
-        streams.append("a full log")
-    for stream in streams:
-        before = functools.partial(print_to_nobody, stream)
-        with workplace():
-            assert wait(fork(LONG, task_with_signal(signal.SIGHUP), before)) == 75, stream
-            assert load_last()["iteration"] == 25
-            assert wait(fork(LONG, Reverse, before)) == 0, stream
-            assert outcome(folder_in()) == run_undisturbed()[0]
-
-
-def test_a_stopped_trial_says_what_continues_it():
-    said = child_ends(75, LONG, task_with_signal(signal.SIGINT))
-    assert "the same command continues" in said
-    said = child_ends(75, f"{LONG} --overwrite", task_with_signal(signal.SIGTERM, at=32))
-    assert "without --overwrite continues" in said
-    finish([32])
-
-
-def test_a_checkpoint_of_another_trial_is_refused():
-    child_ends(75, LONG, task_with_signal(signal.SIGTERM))
-    child_ends(75, f"{LONG} --seed 1", task_with_signal(signal.SIGTERM))
-    ours, theirs = sorted(Path().rglob("last.pt"))
-    kept = ours.read_bytes()
-    shutil.copy(theirs, ours)
-    assert "seed 1 there, 0 here" in child_ends(2, LONG)
-    ours.write_bytes(kept)
-    shutil.rmtree(theirs.parent)
-    finish([25])
-
-
-def test_snapshots_of_another_trial_are_refused():
-    words = f"{SMOKE} --pairs 8 --train"
-    for seed in (0, 1):
-        ends(0, f"{words} --seed {seed}", Stability)
-    ours, theirs = sorted(Path().rglob("000020.pt"))
-    shutil.copy(theirs, ours)
-    assert "seed 1 there, 0 here" in ends(2, f"{words} --seed 0 --overwrite", Stability)
-
-
-def test_whatever_stands_in_a_result_is_named_and_ends_nothing_else():
-    for pe in ("none", "sin"):
-        ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
-    path = next(Path().rglob("gru-none-*/seed0/result.json"))
-    whole, content = path.read_text(), read_json(path)
-    accuracy = f'"token_accuracy": {content["metrics"]["token_accuracy"]}'
-    damaged = ["[" * 100_000]
-    for number in ("7", "NaN", "1e999", "9" * 5000):
-        damaged.append(whole.replace(accuracy, f'"token_accuracy": {number}'))
-    for wrong in ({"config": {}}, {"metrics": 3}, {"seconds": None}):
-        damaged.append(json.dumps(content | wrong))
-    for text in damaged:
-        path.write_text(text)
-        out = make_report(f"'{HERE}/reverse.py' fig2 --scale smoke")
-        assert "1 of 12" in out and f"left out: {path}" in out, text[:80]
-
-
-def test_a_folder_that_vanishes_ends_only_its_trial():
-    words = f"{SMOKE} --iterations 900 --save-every 20 --model lstm --vocab 8 --jobs 1"
-    child = fork(f"{words} --seed 0 --all fig2")
-    wait_for(read_checkpoints)
-    vanishing = next(Path().rglob("last.pt")).parent
-    while vanishing.exists():  # its process may just be writing there
-        shutil.rmtree(vanishing, ignore_errors=True)
-    assert wait(child) == 1
-    (result,) = find_results()
-    assert result.parent != vanishing
-
-
-def test_a_slurm_element_is_the_nth_trial_and_no_shell_reads_what_is_typed():
-    words = ["reverse.py", "fig2", *SMOKE.split(), "--model", "gru", "--out"]
-    folder = Path.cwd()
-    there = os.environ | {"PYTHON": sys.executable}
-
-    def element(index, out):
-        return subprocess.run(
-            ["bash", "slurm_array.sh", *words, out],
-            env=there | {"SLURM_ARRAY_TASK_ID": index},
-            cwd=HERE,
-            capture_output=True,
-            check=False,
-        ).returncode
-
-    out = f"{folder}/a b\ntouch {folder}/c; $(touch {folder}/d) 'e"
-    third = ends(0, f"--list fig2 {SMOKE} --model gru").splitlines()[2]
-    assert element("2", out) == 0
-    assert not Path("c").exists() and not Path("d").exists()
-    (result,) = find_results()
-    assert read_json(result)["argv"][:6] == shlex.split(third)[2:8]
-    assert [element("4", out), element("", out)] == [2, 2]  # beyond the list; no array
-
-
-def test_other_tokens_of_the_same_text_are_refused():
-    write_lm_tokens()
-    ends(0, SMALL, WikiText)
-    (path,) = Path("data").rglob("train.tokens")
-    tokens = path.read_bytes()
-    path.write_bytes(tokens[:-2] + b"\1\0")
-    lm_wikitext.digest.cache_clear()
-    refuses(SMALL, WikiText)
-
-
-# -- Long work shows that it lives
-def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
-    command = [sys.executable, HERE / "reverse.py", *SMOKE.split(), "--iterations", "400"]
-    ours, theirs = os.openpty()
-    child = subprocess.Popen([*command, "--out", "a"], stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    said = b""
-    with contextlib.suppress(OSError):  # the terminal's end
-        while part := os.read(ours, 4096):
-            said += part
-    assert child.wait() == 0
-    lines = re.findall(r"\rreverse lstm sin K8 L8 seed 0  (\d+) of 400 ", said.decode())
-    assert lines and "iteration 100/400" not in said.decode()
-    log = subprocess.run([*command, "--out", "b"], capture_output=True, text=True, check=True)
-    assert "iteration 100/400" in log.stdout and "\r" not in log.stdout
-
-
-def test_a_trial_shows_answers_and_a_pair_is_told():
-    said = ends(0, f"{SMOKE} --model gru --vocab 8 --seed 0 --jobs 1 --all fig2")
-    assert re.search(r"gru, K = 8, seed 0: 0\.\d\d without, 0\.\d\d with the clock", said)
-    said = ends(0, f"{SMOKE} --model gru --vocab 8 --pe sin")
-    for example in read_json(find_results()[0])["examples"]:
-        assert example["wanted"] == example["read"][::-1], "reversal"
-    task = task_of(f"{SMOKE} --model gru --vocab 8 --pe sin", build=True)
-    model = task.model()
-    model.load_state_dict(load(task.folder / "last.pt")["model"])
-    episode = task.test_episode()
-    answers = model(episode.inputs, episode.steps).argmax(-1).T[:2]  # (2, M)
-    for row, wanted in zip(answers.tolist(), episode.targets.tolist()):
-        marked = [f"{x}{'' if x == y else '*'}" for x, y in zip(row, wanted)]
-        assert ["answered", *marked] in [line.split() for line in said.splitlines()]
-
-
 def attempt(name):
     """-> (name, "passed", "skipped" or "failed", seconds, why)"""
     start, said, why = time.monotonic(), "passed", ""
     try:
-        if not name.startswith("test_cuda_"):
-            with workplace():
+        with workplace():
+            if not name.startswith("test_cuda_"):
                 globals()[name]()
-        elif not has_card():
-            raise SkipTest("no CUDA device")
-        else:
-            code, out, err = run_with_card(__file__, "--on-card", name)
-            assert code == 0, out + err
+            elif not has_card():
+                raise SkipTest("no CUDA device")
+            else:
+                code, out, err = run_with_card(
+                    "-c", f"from test_all import *; {name}()", "--on-card"
+                )
+                assert code == 0, out + err
     except SkipTest as reason:
         said, why = "skipped", f" ({reason})"
     except BaseException:  # noqa: BLE001 - any exception is a failure
@@ -2398,12 +2105,11 @@ def attempt(name):
 
 
 def main(words):
-    if words[:1] == ["--on-card"]:
-        with workplace():
-            return globals()[words[1]]()
     parts = words or [""]
-    names = [name for name in globals() if name.startswith("test_")]
-    names = [name for name in names if any(part in name for part in parts)]
+    names = []
+    for name in globals():
+        if name.startswith("test_") and any(part in name for part in parts):
+            names.append(name)
     counts = dict(passed=0, failed=0, skipped=0)
     with workplace():
         ends(0, SMOKE)  # what PyTorch imports late, once for all forked processes
