@@ -999,7 +999,7 @@ def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
         while part := os.read(ours, 4096):
             said += part
     assert wait(child) == 0
-    assert re.search(rb"\rreverse lstm sin K8 L8 seed 0  \d+ of 400 ", said)
+    assert re.search(rb"\rreverse lstm sin K8 L8 seed 0  \d+%  0:00:\d\d left  accuracy ", said)
     assert b"iteration 100/400" not in said
     log = ends(0, f"{words} --overwrite")
     assert "iteration 100/400" in log and "\r" not in log
@@ -1552,11 +1552,21 @@ def find_code(language):
 
 
 def test_readme_task_runs():
-    (code,) = find_code("python")
+    _, code = find_code("python")
     words = "--scale quick --all echo --iterations 20 --batch 8 --hidden 16 --embed 16 --seed 0"
     Path("echo.py").write_text(code)
     code, out, err = process("echo.py", *words.split(), "--device", "cpu")
     assert code == 0 and not err and find_results(), out + err
+
+
+def test_readme_prints_a_models_answers():
+    code, _ = find_code("python")
+    words = "--model gru --pe sin --vocab 8 --seed 0 --scale smoke --device cpu"
+    ends(0, words)
+    here = code.replace("--scale quick", "--scale smoke --device cpu")
+    code, out, err = process("-c", here)
+    accuracy = read_json(find_results()[0])["metrics"]["token_accuracy"]
+    assert code == 0 and f"tensor({accuracy:.4f}" in out, out + err
 
 
 def test_readme_commands_run():
