@@ -182,7 +182,9 @@ CELLS = {  # model: K, the usual rate and iterations, multiples of these, seeds
     "lstm": (64, 3e-3, 30_000, (1, 4), range(11, 15)),
     "s4d": (256, 1e-2, 10_000, (1, 4, 8), range(11, 17)),
 }
-BEST_RATE = {}  # model: {"none": rate, "sin": rate}, from fig2-rates; fig2-end has these models
+BEST_RATE = {  # from fig2-rates; fig2-end has these models
+    "s4d": {"none": 2e-2, "sin": 2e-2},
+}
 
 
 def to_find_rates():
