@@ -1,7 +1,8 @@
-"""Reverse ordering (Figs. 2, 12, 13): read L integers, then, at L commands, answer them last first.
+"""Reverse ordering (Figs. 2, 12, 13): read L integers, then, at L commands, answer them
+last first.
 
-    python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # one cell of Fig. 2, one seed
-    python reverse.py --list fig2                                   # the commands of all its trials
+    python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # a cell of Fig. 2, one seed
+    python reverse.py --list fig2                                   # the commands of its trials
     python reverse.py --scale quick --all fig2                      # two minutes on two cores
 
     in   3 1 4 _ _ _        _ is the command; time runs 1 .. 2L without a break
