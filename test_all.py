@@ -55,7 +55,7 @@ from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
 from stability import Stability
-from suite import cli, fast, files, machine, pictures, sweeps, training, verdicts
+from suite import cli, fast, files, jobs, machine, pictures, sweeps, training, verdicts
 from variable_length import VariableLength
 
 HERE = Path(__file__).resolve().parent
@@ -1192,6 +1192,12 @@ def test_defaults_and_grids_are_the_papers():
             assert len(trials_of(task, figure, "paper")) == count, figure
 
 
+def test_help_shows_a_scales_defaults_and_what_encodings_are():
+    said = " ".join(ends(0, "--help --scale smoke").split())
+    assert "batches to train on (20)" in said and "batches to train on (300000)" not in said
+    assert "constant One fixed random unit vector at every step" in said
+
+
 def list_commands(words, task=Reverse):
     """What --list prints, without a double."""
     lines = ends(0, f"--list {words}", task).splitlines()
@@ -1232,6 +1238,17 @@ def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
     told = r"lstm, K = 8, seed 1: 0\.\d\d without, 0\.\d\d with the clock"
     assert re.search(told, Path("stdout").read_text()), "a pair, as soon as both have ended"
     assert all((folder / "log.txt").exists() for folder in (broken, locked, new))
+
+
+def test_jobs_take_turns_on_the_cards():
+    trials, script = trials_of(Reverse, "fig2", "smoke")[:3], Path("script.py")
+    script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    queue = jobs.Jobs(script, trials, 3, ["7", "5"])
+    for trial in trials:
+        queue.begin(trial)
+    for process in queue.running:
+        process.wait()
+    assert [(one.folder / "log.txt").read_text() for one in trials] == ["7\n", "5\n", "7\n"]
 
 
 def read_last_rows():
