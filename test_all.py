@@ -1245,7 +1245,7 @@ def test_jobs_take_turns_on_the_cards():
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
     queue = jobs.Jobs(script, trials, 3, ["7", "5"])
     for trial in trials:
-        queue.begin(trial)
+        capture(queue.begin, trial)
     for process in queue.running:
         process.wait()
     assert [(one.folder / "log.txt").read_text() for one in trials] == ["7\n", "5\n", "7\n"]
