@@ -1244,8 +1244,9 @@ def test_jobs_take_turns_on_the_cards():
     trials, script = trials_of(Reverse, "fig2", "smoke")[:3], Path("script.py")
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
     queue = jobs.Jobs(script, trials, 3, ["7", "5"])
-    for trial in trials:
-        capture(queue.begin, trial)
+    with contextlib.redirect_stdout(io.StringIO()):
+        for trial in trials:
+            queue.begin(trial)
     for process in queue.running:
         process.wait()
     assert [(one.folder / "log.txt").read_text() for one in trials] == ["7\n", "5\n", "7\n"]
