@@ -3,8 +3,8 @@
 suite/fast.py computes the same numbers faster. Letters: B batch, T time steps, L input
 length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size,
 N states of S4D and Mamba, D Mamba's 2 H channels; also N rows of a set, W integers of a
-row, R rounds of candidates. In a model time comes first, (T, B, ...), as in
-torch.nn.GRU.
+row, R rounds of candidates. Batches are (B, T); inside a model time comes first, (T, B, ...),
+as in torch.nn.GRU.
 """
 
 import math
@@ -74,7 +74,7 @@ def loss_and_accuracy(model, episode):
     if weights is None:
         return losses.mean(), right.mean()
     weights = weights.to(losses.dtype)
-    return (losses * weights).sum(), (right * weights).sum()  # autocast would round @
+    return (losses * weights).sum(), (right * weights).sum()  # @ would be autocast
 
 
 def train_step(model, optimizer, loss_and_accuracy, episode, clip):

@@ -66,7 +66,7 @@ class DualFrequency(Reverse):
     # -- the test: a target among disturbants, in the order of condition, position, repeat
 
     def patterns(self):
-        """{pattern, True where Rare: [(condition, position of the target), ...] that use it}"""
+        """{tuple of bools, True where Rare: [(condition, position of the target), ...]}"""
         patterns = defaultdict(list)
         for condition, name in enumerate(CONDITIONS):
             target, disturbants = name.split("/")
@@ -102,7 +102,8 @@ class DualFrequency(Reverse):
         each = len(inputs) // (len(CONDITIONS) * self.length)
         position = torch.arange(self.length, device=inputs.device)
         position = position.repeat_interleave(each).repeat(len(CONDITIONS))[:, None]  # (N, 1)
-        return Episode(inputs, inputs.gather(1, position), 2 * self.length - 1 - position)
+        answered = 2 * self.length - 1 - position  # the step at which that target is answered
+        return Episode(inputs, inputs.gather(1, position), answered)
 
     def summarise(self, metrics, right):
         """One answer per row: neither whole sequences nor distances."""

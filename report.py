@@ -8,8 +8,9 @@
 
 Other flags choose trials, as with --all. yes: the 95% interval of the difference (Welch's t)
 lies above zero, for a gain over each of the encodings named; no: below zero, of a gain over
-one of them, at twice its p; undecided: neither is shown. p is two-sided. In tables the
-interval is the paper's, of a mean, by percentile bootstrap.
+one of them, whose p is multiplied by their number; undecided: neither is shown. "Does not
+help" is yes where the interval lies below a margin. p is two-sided. In tables the interval is
+the paper's, of a mean, by percentile bootstrap.
 """
 
 import argparse
@@ -316,8 +317,7 @@ def main():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    scales = Reverse.scales
-    parser.add_argument("--scale", choices=scales, default="paper", help="of figures (paper)")
+    parser.add_argument("--scale", default="paper", help="of figures (paper)")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
     parser.add_argument("--write", metavar="FILE", help="make this page")
     # Names end at the first flag: argparse would take a value of a script's flags for one

@@ -284,7 +284,7 @@ def trials_of_figure(kind, args, given, figure):
         raise Refused(f"{figure} has no {args.scale} scale; it has {has}")
     if not trials:
         what = f"{figure or kind.name} at --scale {args.scale}"
-        raise Refused(f"no trial of {what} has the flags given")
+        raise Refused(f"no trial of {what} has the flags given, or its grid is still empty")
     return choose_trial(list(trials.values()), args)
 
 

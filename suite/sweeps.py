@@ -12,7 +12,8 @@ state starts at zero.
     clock (T, G)   what each step adds, with the bias
     tokens (n,)    rows of the table; after their end, at any step, the clock alone is read
     gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU
-                   q, r, z, n. A step gets its rows, and as views each gate's column, (n, H)
+                   q, r, z, n; of an LSTM on a CPU s in place of g, see below. A step gets
+                   its rows, and as views each gate's column, (n, H)
     c, h (N, H)    cell and output; the state is carried in the precision of the weights
 """
 
@@ -254,7 +255,7 @@ class Sweep(torch.autograd.Function):
     def backward(ctx, d_out):
         memory, c, h, tokens, low = ctx.saved_tensors
         sizes, compiled, table_rows, dtype = ctx.plain
-        h = h.detach()  # as `start`: or it compiles twice
+        h = h.detach()  # or a step compiles twice: `start` needs no gradient
         N, B, (G, H) = len(h), sizes[0], low.shape
 
         gates = memory[:N]

@@ -63,12 +63,12 @@ class Figure(NamedTuple):
 
     title: str
     grids: dict  # scale -> [{flag: value}, ...], a row per trial
-    verdicts: Callable  # of verdicts.Runs: yields verdicts.Verdict
+    verdicts: Callable  # of verdicts.Results: yields verdicts.Verdict
     metrics: dict = ACCURACY  # name -> one of a trial's metrics, or a function
-    x: str | tuple = "vocab"
-    curves: Callable | None = None  # of a verdicts.Run: yields (panel, line, {x: y})
+    x: str | tuple = "vocab"  # a flag or flags; with `curves` what stands at the axis
+    curves: Callable | None = None  # of a verdicts.Result: yields (panel, line, {x: y})
     y: str = "token accuracy"  # of the curves
-    notes: tuple = ()  # generators of Runs: lines that stand below the table
+    notes: tuple = ()  # generators of Results: lines below the table
     picture: bool = True
 
 

@@ -1,7 +1,8 @@
 """One trial: the training loop, and the state that it changes.
 
 Data depend on (seed, iteration) alone, so a checkpoint and the flags decide all that follows:
-a trial that was stopped ends with the same bits as one that was not. README.md loads a model.
+a trial that was stopped ends as one that was not, on a CPU with the same bits. README.md loads
+a model.
 """
 
 import datetime
@@ -219,7 +220,7 @@ class Training:
         self.rows.append([self.iteration, *means, rate, seconds])
 
     def means(self):
-        """Loss and accuracy since the last row, or else those of this row."""
+        """Of loss and accuracy since the last row of curve.csv; right after a row, its own."""
         at, *means = self.rows[-1][:3] if self.rows else (0,)
         if self.iteration > at:
             means = [x.item() / (self.iteration - at) for x in self.sums.values()]
