@@ -279,19 +279,12 @@ def judge_the_end(runs):
         yield claim._replace(readings=readings(of))
 
 
-NO_PICTURE = dict(notes=(best_rates,), picture=False)
-
-
-def no_verdicts(runs):
-    """On rates: one is the best that was seen."""
-    return []
-
-
 def end_of_training():
     """In reverse ordering."""
     rates, title = {"desk": to_find_rates()}, "Reverse ordering, the end of training"
     end, notes = {"desk": to_the_end()}, (worth_in_training,)
+    told = dict(notes=(best_rates,), picture=False)
     return {
-        "fig2-rates": Figure("Rates, seed 100", rates, no_verdicts, **NO_PICTURE),
+        "fig2-rates": Figure("Rates, seed 100", rates, **told),
         "fig2-end": Figure(title, end, judge_the_end, x="iterations", notes=notes),
     }

@@ -126,9 +126,7 @@ def show(task):
     result = read_json(task.folder / "result.json")
     for example in result.get("examples", []):
         show_example(**example)
-    for name, value in reversed(
-        result["metrics"].items()
-    ):  # the first one last, where --all finds it
+    for name, value in reversed(result["metrics"].items()):  # the first last, for --all
         if isinstance(value, int | float):
             print(f"{name.replace('_', ' ')}: {value:.6g}")
     return 0

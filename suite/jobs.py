@@ -111,13 +111,18 @@ class Jobs:
 
 def progress(trial):
     """The share of its iterations that a trial has done, by its log."""
-    with contextlib.suppress(OSError):
-        log = (trial.folder / "log.txt").read_text(errors="replace")
-        for line in reversed(log.splitlines()):
-            if line.startswith("iteration "):
-                done, _, iterations = line.split()[1].partition("/")
-                return int(done) / int(iterations)
+    for line in reversed(read_log(trial)):
+        if line.startswith("iteration "):
+            done, _, iterations = line.split()[1].partition("/")
+            return int(done) / int(iterations)
     return 0.0
+
+
+def read_log(trial):
+    """Its lines; none where its folder has vanished."""
+    with contextlib.suppress(OSError):
+        return (trial.folder / "log.txt").read_text(errors="replace").splitlines()
+    return []
 
 
 def say_pair(trial, ended):
@@ -160,10 +165,8 @@ def start(script, trial, at_once, card):
 
 
 def say_end(trial, code):
-    lines = [""]
-    with contextlib.suppress(OSError):  # its folder may have vanished
-        lines += (trial.folder / "log.txt").read_text(errors="replace").splitlines()
-    print(f"ends: {shlex.join(trial.words)}\n  exit code {code}: {lines[-1]}")
+    *_, last = ["", *read_log(trial)]
+    print(f"ends: {shlex.join(trial.words)}\n  exit code {code}: {last}")
 
 
 def end_with_parent():

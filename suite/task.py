@@ -55,6 +55,10 @@ ACCURACY = {"accuracy": "token_accuracy"}
 BOTH_METRICS = ACCURACY | {"edits": "damerau_levenshtein"}
 
 
+def no_verdicts(results):
+    return []
+
+
 class Figure(NamedTuple):
     """Trials, and what is told of them: a table and a picture of metrics, and verdicts.
 
@@ -63,7 +67,7 @@ class Figure(NamedTuple):
 
     title: str
     grids: dict  # scale -> [{flag: value}, ...], a row per trial
-    verdicts: Callable  # of verdicts.Results: yields verdicts.Verdict
+    verdicts: Callable = no_verdicts  # of verdicts.Results: yields verdicts.Verdict
     metrics: dict = ACCURACY  # name -> one of a trial's metrics, or a function
     x: str | tuple = "vocab"  # a flag or flags; with `curves` what stands at the axis
     curves: Callable | None = None  # of a verdicts.Result: yields (panel, line, {x: y})
