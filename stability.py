@@ -233,15 +233,12 @@ class Stability(DualFrequency):
             where = f"outside the input: choose from 1 to {self.length}"
             raise Refused(f"--target {a.target} is {where}")
 
-    def begin(self):
-        trained = files.is_finished(self) or files.is_finished(self.trained)
-        if not trained and not self.args.train:
-            raise Refused(f"{self.folder} is not trained to its end: --train does that")
-
     def run(self, argv, stop):
         """Show stability.json; where there is none, train if need be, and evaluate."""
         path = self.folder / self.file
         if not files.is_finished(self):
+            if not self.args.train and not files.is_finished(self.trained):
+                raise Refused(f"{self.folder} is not trained to its end: --train does that")
             training.train(self.trained, argv, stop)
             with files.lock(self.folder):
                 files.write_json(path, self.measure(argv))
