@@ -225,7 +225,6 @@ SMALL_GRU = dict(model="gru", vocab=16, **SMALL, iterations=2000)
 Reverse.figures |= beyond.like_fig2(Reverse.figures["fig2"])
 Reverse.figures |= beyond.more_of_fig2(fig2_at_desk(range(11, 14)))
 Reverse.figures |= beyond.which_clock("Reverse ordering", SMALL_GRU)
-Reverse.figures |= beyond.models_of_today("Reverse ordering", SMALL_GRU)
 Reverse.figures |= beyond.mamba()
 Reverse.figures |= beyond.end_of_training()
 
