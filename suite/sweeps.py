@@ -158,10 +158,9 @@ def gru_step_back_in_place(rows, columns, _, h_before, d_out, d_h, d_state, d_ro
     sigmoid_back.grad_input(d_r_and_z, r_and_z, grad_input=d_r_and_z)
 
 
-def choose_step(step, in_place, gates, weight, compiled):
-    """Which of the two computes these."""
-    on_cpu = gates.device.type == "cpu" and gates.dtype == weight.dtype and not compiled
-    return in_place if on_cpu else pointwise(step, compiled)
+def choose_step(step, in_place, weight, compiled):
+    """Which of the two computes where the weight is."""
+    return in_place if weight.device.type == "cpu" else pointwise(step, compiled)
 
 
 # -- The sweeps; x_of[t] is what step t has of x
@@ -230,11 +229,11 @@ class Sweep(torch.autograd.Function):
         h_of = h.split(sizes)
         c = None
         if bias is None:
-            step = choose_step(lstm_step, lstm_step_in_place, table, weight, compiled)
+            step = choose_step(lstm_step, lstm_step_in_place, weight, compiled)
             c = weight.new_empty(N, H)
             own_of = c.split(sizes)  # what a step takes that the other model's does not
         else:
-            step = choose_step(gru_step, gru_step_in_place, table, weight, compiled)
+            step = choose_step(gru_step, gru_step_in_place, weight, compiled)
             own_of = [bias.detach()] * len(sizes)
 
         product = table.new_zeros(B, G)
@@ -271,13 +270,11 @@ class Sweep(torch.autograd.Function):
         d_h = torch.zeros_like(h[:B])
         d_state = torch.zeros_like(d_h, dtype=dtype)
         if c is None:
-            both = gru_step_back, gru_step_back_in_place
-            step = choose_step(*both, gates, d_state, compiled)
+            step = choose_step(gru_step_back, gru_step_back_in_place, low, compiled)
             state_of = h.split(sizes)
             low = low.roll(H, 0)  # the candidate first, as in d_gates
         else:
-            both = lstm_step_back, lstm_step_back_in_place
-            step = choose_step(*both, gates, d_state, compiled)
+            step = choose_step(lstm_step_back, lstm_step_back_in_place, low, compiled)
             state_of = c.split(sizes)
         start = torch.zeros_like(state_of[0])
         for t in reversed(range(len(sizes))):
