@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import common
+from suite import sweeps
 from suite.graphs import pointwise
-from suite.sweeps import sweep
 
 KNOWN = common.GRU, common.LSTM, common.S4D
 
@@ -126,7 +126,7 @@ def features(model, inputs, steps, commands=0, compiled=False):
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
         return s4d_features(layer, table, clock, tokens, steps, compiled)
-    h = sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
+    h = sweeps.sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)
 
 
@@ -180,7 +180,7 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, features, weight, bias, targets, weights, compiled):
         cuda = weight.is_cuda
-        step = pointwise(score, compiled) if compiled or cuda else score_in_place
+        step = sweeps.choose_step(score, score_in_place, weight, compiled)
         low = weight.to(features.dtype)
         low_bias = bias.to(features.dtype)
         loss = weight.new_zeros(())
