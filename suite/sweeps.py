@@ -179,16 +179,6 @@ def split_columns(gates, sizes):
     return list(zip(*columns))
 
 
-def room_for_gradients(memory, sizes, compiled):
-    """(N, 4H) for the gates' gradients. `memory` holds the gates, and a step's rows more.
-
-    A step's gradients go where the gates of later steps were, which have been read:
-    this memory is warm, and new memory is not. A compiled step must not share memory.
-    """
-    room = memory[sizes[0] :]
-    return torch.empty_like(room) if compiled else room
-
-
 def one_step_earlier(x, sizes):
     """x at the step before, for every row from step 1 on."""
     if sizes[0] == sizes[-1]:
@@ -220,7 +210,7 @@ class Sweep(torch.autograd.Function):
         recurrent = low.T if low.is_cuda else low.T.contiguous()  # a CPU is faster with it
         N, B, (G, H) = sum(sizes), sizes[0], weight.shape
 
-        memory = table.new_empty(N + B, 4 * H)
+        memory = table.new_empty(N + B, 4 * H)  # a step's rows more, see `backward`
         gates = memory[:N]
         h = table.new_empty(N, H)
         rows_of = gates.split(sizes)
@@ -258,7 +248,11 @@ class Sweep(torch.autograd.Function):
         N, B, (G, H) = len(h), sizes[0], low.shape
 
         gates = memory[:N]
-        d_gates = room_for_gradients(memory, sizes, compiled)
+        # A step's gradients go where the gates of later steps were, which have been read:
+        # this memory is warm, and new memory is not
+        d_gates = memory[B:]
+        if compiled:  # such a step must not share memory
+            d_gates = torch.empty_like(d_gates)
         d_product = d_gates[:, :G]
         rows_of = gates.split(sizes)
         columns_of = split_columns(gates, sizes)
