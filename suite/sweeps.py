@@ -34,7 +34,7 @@ def gate_inputs(clock, table, tokens):
 
 def store_gates(columns, *gates):
     """Gate by gate, so that a compiled step is one kernel of (n, H)."""
-    for column, gate in zip(columns, gates, strict=True):
+    for column, gate in zip(columns, gates):
         column.copy_(gate)
 
 
@@ -173,10 +173,10 @@ def split_tokens(tokens, sizes):
     return tokens_of
 
 
-def split_columns(gates, sizes):
-    """The four columns of every step."""
+def split_gates(gates, sizes):
+    """Every step's rows, and its four columns."""
     columns = [gate.split(sizes) for gate in gates.chunk(4, 1)]
-    return list(zip(*columns))
+    return gates.split(sizes), list(zip(*columns))
 
 
 def one_step_earlier(x, sizes):
@@ -211,10 +211,8 @@ class Sweep(torch.autograd.Function):
         N, B, (G, H) = sum(sizes), sizes[0], weight.shape
 
         memory = table.new_empty(N + B, 4 * H)  # a step's rows more, see `backward`
-        gates = memory[:N]
+        rows_of, columns_of = split_gates(memory[:N], sizes)
         h = table.new_empty(N, H)
-        rows_of = gates.split(sizes)
-        columns_of = split_columns(gates, sizes)
         tokens_of = split_tokens(tokens, sizes)
         h_of = h.split(sizes)
         c = None
@@ -247,17 +245,14 @@ class Sweep(torch.autograd.Function):
         h = h.detach()  # or a step compiles twice: `start` needs no gradient
         N, B, (G, H) = len(h), sizes[0], low.shape
 
-        gates = memory[:N]
+        rows_of, columns_of = split_gates(memory[:N], sizes)
         # A step's gradients go where the gates of later steps were, which have been read:
         # this memory is warm, and new memory is not
         d_gates = memory[B:]
         if compiled:  # such a step must not share memory
             d_gates = torch.empty_like(d_gates)
+        d_rows_of, d_columns_of = split_gates(d_gates, sizes)
         d_product = d_gates[:, :G]
-        rows_of = gates.split(sizes)
-        columns_of = split_columns(gates, sizes)
-        d_rows_of = d_gates.split(sizes)
-        d_columns_of = split_columns(d_gates, sizes)
         d_product_of = d_product.split(sizes)
         d_out_of = d_out.split(sizes)
 
