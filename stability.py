@@ -64,11 +64,12 @@ def stability(model, a, b, target, at_once=64):
     return torch.cat(found)
 
 
-def weighted_cosine(ab, aa, bb):
-    """(P,) from <J_i^A, J_i^B>, <J_i^A, J_i^A>, <J_i^B, J_i^B>, (P, D) each."""
-    weights = (aa.double() * bb.double()).sqrt().sum(-1)
+def weighted_cosine(inner):
+    """(P,) from inner(m, n) = <J_i^m, J_i^n>, (P, D), where 0 is A and 1 is B."""
+    ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
+    weights = (aa * bb).sqrt().sum(-1)
     smallest = torch.finfo(torch.double).tiny
-    return (ab.double().sum(-1) / weights.clamp(min=smallest)).clamp(-1, 1)
+    return (ab.sum(-1) / weights.clamp(min=smallest)).clamp(-1, 1)
 
 
 # -- GRU and LSTM: a product of Jacobians, from the answering step back to the target
@@ -92,10 +93,10 @@ def recurrent_similarity(layer, inputs, target):
             J = rescale(J)
     halves = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
 
-    def inner(i, j):
-        return sum((half[i] * half[j]).sum(-1) for half in halves)  # (P, D)
+    def inner(m, n):
+        return sum((half[m] * half[n]).sum(-1) for half in halves)
 
-    return weighted_cosine(inner(0, 1), inner(0, 0), inner(1, 1))
+    return weighted_cosine(inner)
 
 
 def rescale(J):
@@ -173,18 +174,15 @@ def s4d_similarity(layer, inputs, target):
     mixed = F.linear(F.gelu(y), layer.mix.weight.double(), layer.mix.bias.double())
     a, b = mixed.chunk(2, 1)  # (S, D)
     p, q = b.sigmoid(), a * b.sigmoid() * (-b).sigmoid()
-    p_A, p_B = p.chunk(2)
-    q_A, q_B = q.chunk(2)
-    slope_A, slope_B = slope.chunk(2)
+    p, q, slope = p.chunk(2), q.chunk(2), slope.chunk(2)  # A's and B's
     w = squared_output_weights(layer, len(inputs) - target)
 
-    def inner(p1, q1, slope1, p2, q2, slope2):
-        v = slope1 * slope2 * w  # (P, H)
+    def inner(m, n):
+        v = slope[m] * slope[n] * w  # (P, H)
         ww, wv, vv = v @ (W * W).T, v @ (W * V).T, v @ (V * V).T  # (P, D)
-        return p1 * p2 * ww + (p1 * q2 + q1 * p2) * wv + q1 * q2 * vv
+        return p[m] * p[n] * ww + (p[m] * q[n] + q[m] * p[n]) * wv + q[m] * q[n] * vv
 
-    A, B = (p_A, q_A, slope_A), (p_B, q_B, slope_B)
-    return weighted_cosine(inner(*A, *B), inner(*A, *A), inner(*B, *B))
+    return weighted_cosine(inner)
 
 
 def squared_output_weights(layer, steps):
