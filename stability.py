@@ -22,7 +22,15 @@ import torch.nn.functional as F
 
 import common
 from common import Refused
-from dual_frequency import AMONG_FREQUENT, AMONG_RARE, CONDITIONS, KINDS, DualFrequency
+from dual_frequency import (
+    AMONG_FREQUENT,
+    AMONG_RARE,
+    CONDITIONS,
+    FIG3,
+    FIG3_FRESH,
+    KINDS,
+    DualFrequency,
+)
 from suite import cli, fast, files, machine, training
 from suite.task import Flag
 from suite.verdicts import above, gain, higher, higher_in_pairs, name_of
@@ -247,8 +255,8 @@ class Stability(DualFrequency):
     def measure(self, argv):
         """What stability.json holds."""
         args, device = self.args, machine.choose_device(self.args.device)
-        paths = sorted(self.folder.glob("snapshots/*.pt"), key=lambda path: int(path.stem))
-        if not paths:
+        snapshots = {int(path.stem): path for path in self.folder.glob("snapshots/*.pt")}
+        if not snapshots:
             makes = "dual_frequency.py --overwrite makes them"
             raise Refused(f"{self.folder} has no snapshots: {makes}")
         engine = machine.Engine("torch", deterministic=args.deterministic)
@@ -257,19 +265,17 @@ class Stability(DualFrequency):
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         found = {condition: {} for condition in CONDITIONS}
-        for path in paths:
+        for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
             files.require_same_flags(path, snapshot["config"], self.trained.config)
             model.load_state_dict(snapshot["model"])
             of_pairs = stability(model, a, b, args.target)
             means = of_pairs.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
-                found[condition][str(int(path.stem))] = mean
+                found[condition][iteration] = mean
             words = " ".join(f"{mean:.4f}" for mean in means)
-            print(f"iteration {int(path.stem)}: {words}", flush=True)
+            print(f"iteration {iteration}: {words}", flush=True)
         return {
-            "pairs": args.pairs,
-            "target": args.target,
             "by_condition": found,
             "task": self.name,
             "seconds": time.perf_counter() - started,
@@ -312,13 +318,11 @@ OPTIONS = dict(
     y="stability",
 )
 TITLE = "Gradient stability (target/disturbants)"
-FIG5 = dict(DualFrequency.figures["fig3"].grids)
-FIG5_FRESH = DualFrequency.figures["fig3-fresh"].grids
 FEW_PAIRS = {"s4d": dict(pairs=256)}  # of desk's trials, which were evaluated so
-FIG5["desk"] = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG5["desk"]]
+DESK = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG3["desk"]]
 
 
-@Stability.figure("fig5", TITLE, FIG5, **OPTIONS)
+@Stability.figure("fig5", TITLE, FIG3 | {"desk": DESK}, **OPTIONS)
 def fig5(runs):
     for model in runs.levels("model"):
         (vocab,) = runs.levels("vocab", model=model)
@@ -334,7 +338,7 @@ def fig5(runs):
             yield above(text, none.values(gap_at_first), 0)
 
 
-@Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", FIG5_FRESH, **OPTIONS)
+@Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", FIG3_FRESH, **OPTIONS)
 def fig5_fresh(runs):
     text = "Among Rare disturbants an LSTM's gradients are more stable with the clock than"
     text += " with none"
