@@ -111,7 +111,7 @@ class WikiText(Task):
     def perplexities(self, model, split, engine):
         """The perplexity of a split's known targets, and that of all its targets."""
         at_once = fast.chunk_rows(model.readout.weight)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        of_known, known_count, of_all = 0, 0, 0  # sums
         by_length = np.argsort(split.counts, kind="stable")  # so that batches have few steps
         for start in range(0, len(by_length), self.batch):
             part = pack(split, by_length[start : start + self.batch]).to(self.device)
@@ -120,10 +120,11 @@ class WikiText(Task):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
             losses = torch.cat(losses).double()
             known = (part.targets != UNKNOWN).double()
-            every = torch.ones_like(known)
-            sums += torch.stack([losses @ known, known.sum(), losses.sum(), every.sum()])
-        known_loss, known_count, loss, count = sums.tolist()
-        return common.perplexity(known_loss / known_count), common.perplexity(loss / count)
+            of_known += losses @ known
+            known_count += known.sum()
+            of_all += losses.sum()
+        count = split.counts.sum()
+        return common.perplexity(of_known / known_count), common.perplexity(of_all / count)
 
     def unigram_perplexity(self):
         """That of the test's known targets, by counts of the training tokens, each plus one."""
