@@ -156,9 +156,6 @@ SIZES = {  # each sweep keeps the best sizes of those before
     "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
     + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
     + cross(**ROTARY, **BEST["paper"], context=[128, 256, 512]),
-    "desk": cross(**ROTARY, heads=[2, 4, 8])
-    + cross(**ROTARY, heads=2, layers=[2, 4])
-    + cross(**ROTARY, **BEST["desk"], context=[32, 64]),
 }
 TABLE2 = {scale: cross(**ROTARY, tokenizer=TOKENIZERS, **BEST[scale]) for scale in BEST}
 PERPLEXITY = {"validation perplexity": "valid_perplexity"}
