@@ -183,8 +183,7 @@ class CrossEntropy(torch.autograd.Function):
         step = sweeps.choose_step(score, score_in_place, weight, compiled)
         low = weight.to(features.dtype)
         low_bias = bias.to(features.dtype)
-        loss = weight.new_zeros(())
-        right = weight.new_zeros(())
+        loss, right = 0, 0
         d_features = torch.zeros_like(features)
         d_weight = torch.zeros_like(weight)
         d_bias = torch.zeros_like(bias)
@@ -227,5 +226,5 @@ def cross_entropy(features, readout, targets, weights=None, compiled=False):
     """
     weight, bias = readout.weight, readout.bias
     if weights is None:
-        weights = weight.new_full((1,), 1 / len(features)).expand(len(features))
+        weights = weight.new_full((len(features),), 1 / len(features))
     return CrossEntropy.apply(features, weight, bias, targets, weights, compiled)
