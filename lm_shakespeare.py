@@ -175,16 +175,16 @@ def scores(result):
     yield "validation text", result.flags["pe"], points
 
 
-DECAY = dict(
+@Shakespeare.figure(
+    "table1",
+    "Transformer: encodings",
+    TABLE1,
     metrics=PERPLEXITY | {"scores' fall": fall},
     curves=scores,
     x="distance",
     y="mean q.k / sqrt(d)",
     notes=[lambda runs: [NOTE1]],
 )
-
-
-@Shakespeare.figure("table1", "Transformer: encodings", TABLE1, **DECAY)
 def table1(runs):
     order = ["sin", "layernorm-learned", "learned", "rotary"]
     perplexities = [runs.values("valid_perplexity", pe=pe) for pe in order]
@@ -212,14 +212,14 @@ def nats(result):
     return math.log(of["valid_perplexity"]) * of["valid_tokens"] / of["valid_characters"]
 
 
-TOKENS = dict(
+@Shakespeare.figure(
+    "table2",
+    "Transformer: tokenizers",
+    TABLE2,
     metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"},
     notes=[lambda runs: [NOTE2]],
     picture=False,
 )
-
-
-@Shakespeare.figure("table2", "Transformer: tokenizers", TABLE2, **TOKENS)
 def table2(runs):
     for unit, metric in ("token", "valid_perplexity"), ("character", nats):
         bpe, char = (runs.values(metric, tokenizer=name) for name in ("bpe", "char"))

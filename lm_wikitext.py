@@ -157,10 +157,6 @@ GRIDS = {  # of Table 1 and Fig. 15
     "paper": cross(model="lstm", pe=BOTH, vocab=32768, seed=SEEDS),
     "desk": cross(model="lstm", pe=BOTH, vocab=2048, seed=range(3)),
 }
-TEST = {
-    "test perplexity": "test_perplexity",
-    "with unknown targets": "test_perplexity_with_unknown",
-}
 
 
 def papers_perplexities(runs):
@@ -170,10 +166,17 @@ def papers_perplexities(runs):
     )
 
 
-TABLE = dict(metrics=TEST, picture=False, notes=[papers_perplexities])
-
-
-@WikiText.figure("table1", "Language model", GRIDS, **TABLE)
+@WikiText.figure(
+    "table1",
+    "Language model",
+    GRIDS,
+    metrics={
+        "test perplexity": "test_perplexity",
+        "with unknown targets": "test_perplexity_with_unknown",
+    },
+    picture=False,
+    notes=[papers_perplexities],
+)
 def table1(runs):
     none, sin = (runs.values("test_perplexity", pe=pe) for pe in BOTH)
     text = "The clock does not lower an LSTM's test perplexity (by 1% or more)."
@@ -192,15 +195,15 @@ def curve(result):
     yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
-DRAWN = dict(
+@WikiText.figure(
+    "fig15",
+    "Language model, training",
+    GRIDS,
     metrics={"in the first third": early},
     curves=curve,
     x="iteration",
     y="training perplexity",
 )
-
-
-@WikiText.figure("fig15", "Language model, training", GRIDS, **DRAWN)
 def fig15(runs):
     text = (
         "The clock lowers an LSTM's training perplexity in the first third of the iterations."

@@ -317,12 +317,13 @@ OPTIONS = dict(
     x="iteration of the snapshot",
     y="stability",
 )
-TITLE = "Gradient stability (target/disturbants)"
 FEW_PAIRS = {"s4d": dict(pairs=256)}  # of desk's trials, which were evaluated so
 DESK = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG3["desk"]]
 
 
-@Stability.figure("fig5", TITLE, FIG3 | {"desk": DESK}, **OPTIONS)
+@Stability.figure(
+    "fig5", "Gradient stability (target/disturbants)", FIG3 | {"desk": DESK}, **OPTIONS
+)
 def fig5(runs):
     for model in runs.levels("model"):
         (vocab,) = runs.levels("vocab", model=model)
