@@ -474,12 +474,12 @@ def sequence_metrics(episode, predictions, losses):
     answered = np.ones(targets.shape, bool)
     if episode.weight is not None:
         answered = episode.weight.cpu().numpy() > 0
-    right = predictions == targets
     said = np.where(answered, predictions, -1)
     wanted = np.where(answered, targets, -1)
+    right = said == wanted  # padding too
     return {
         "token_accuracy": float(right[answered].mean()),
-        "sequence_accuracy": float((right | ~answered).all(1).mean()),
+        "sequence_accuracy": float(right.all(1).mean()),
         "cross_entropy": float(losses[answered].mean(dtype=np.float64)),
         "damerau_levenshtein": float(damerau_levenshtein(said, wanted).mean()),
     }

@@ -141,11 +141,9 @@ class Shakespeare(Task):
         return {
             "train_perplexity": self.perplexity_of(model, train),
             "valid_perplexity": self.perplexity_of(model, valid),
-            "types": len(self.types),
             "train_tokens": len(self.parts[0]),
             "valid_tokens": len(self.parts[1]),
             "valid_characters": sum(len(self.types[n]) for n in self.parts[1].tolist()),
-            "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
             "score_by_distance": score_by_distance(model, valid[: self.at_once, :-1]),
         }
 
@@ -158,9 +156,6 @@ SIZES = {  # each sweep keeps the best sizes of those before
     "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
     + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
     + cross(**ROTARY, **BEST["paper"], context=[128, 256, 512]),
-    "desk": cross(**ROTARY, heads=[2, 4, 8])
-    + cross(**ROTARY, heads=2, layers=[2, 4])
-    + cross(**ROTARY, **BEST["desk"], context=[32, 64]),
 }
 TABLE2 = {scale: cross(**ROTARY, tokenizer=TOKENIZERS, **BEST[scale]) for scale in BEST}
 PERPLEXITY = {"validation perplexity": "valid_perplexity"}
@@ -180,16 +175,16 @@ def scores(result):
     yield "validation text", result.flags["pe"], points
 
 
-DECAY = dict(
+@Shakespeare.figure(
+    "table1",
+    "Transformer: encodings",
+    TABLE1,
     metrics=PERPLEXITY | {"scores' fall": fall},
     curves=scores,
     x="distance",
     y="mean q.k / sqrt(d)",
     notes=[lambda runs: [NOTE1]],
 )
-
-
-@Shakespeare.figure("table1", "Transformer: encodings", TABLE1, **DECAY)
 def table1(runs):
     order = ["sin", "layernorm-learned", "learned", "rotary"]
     perplexities = [runs.values("valid_perplexity", pe=pe) for pe in order]
@@ -217,14 +212,14 @@ def nats(result):
     return math.log(of["valid_perplexity"]) * of["valid_tokens"] / of["valid_characters"]
 
 
-TOKENS = dict(
+@Shakespeare.figure(
+    "table2",
+    "Transformer: tokenizers",
+    TABLE2,
     metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"},
     notes=[lambda runs: [NOTE2]],
     picture=False,
 )
-
-
-@Shakespeare.figure("table2", "Transformer: tokenizers", TABLE2, **TOKENS)
 def table2(runs):
     for unit, metric in ("token", "valid_perplexity"), ("character", nats):
         bpe, char = (runs.values(metric, tokenizer=name) for name in ("bpe", "char"))

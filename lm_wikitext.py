@@ -111,7 +111,7 @@ class WikiText(Task):
     def perplexities(self, model, split, engine):
         """The perplexity of a split's known targets, and that of all its targets."""
         at_once = fast.chunk_rows(model.readout.weight)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        of_known, known_count, of_all = 0, 0, 0  # sums
         by_length = np.argsort(split.counts, kind="stable")  # so that batches have few steps
         for start in range(0, len(by_length), self.batch):
             part = pack(split, by_length[start : start + self.batch]).to(self.device)
@@ -120,10 +120,11 @@ class WikiText(Task):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
             losses = torch.cat(losses).double()
             known = (part.targets != UNKNOWN).double()
-            every = torch.ones_like(known)
-            sums += torch.stack([losses @ known, known.sum(), losses.sum(), every.sum()])
-        known_loss, known_count, loss, count = sums.tolist()
-        return common.perplexity(known_loss / known_count), common.perplexity(loss / count)
+            of_known += losses @ known
+            known_count += known.sum()
+            of_all += losses.sum()
+        count = split.counts.sum()
+        return common.perplexity(of_known / known_count), common.perplexity(of_all / count)
 
     def unigram_perplexity(self):
         """That of the test's known targets, by counts of the training tokens, each plus one."""
@@ -142,13 +143,7 @@ class WikiText(Task):
             known, every = self.perplexities(model, self.splits[name], engine)
             metrics[f"{name}_perplexity"] = known
             metrics[f"{name}_perplexity_with_unknown"] = every
-        splits = self.splits.items()
-        unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
-        return metrics | {
-            "paragraphs": {name: split.paragraphs for name, split in splits},
-            "tokens": {name: len(split.tokens) for name, split in splits},
-            "unknown_tokens": unknown,
-        }
+        return metrics
 
 
 @functools.lru_cache(1)
@@ -162,10 +157,6 @@ GRIDS = {  # of Table 1 and Fig. 15
     "paper": cross(model="lstm", pe=BOTH, vocab=32768, seed=SEEDS),
     "desk": cross(model="lstm", pe=BOTH, vocab=2048, seed=range(3)),
 }
-TEST = {
-    "test perplexity": "test_perplexity",
-    "with unknown targets": "test_perplexity_with_unknown",
-}
 
 
 def papers_perplexities(runs):
@@ -175,10 +166,17 @@ def papers_perplexities(runs):
     )
 
 
-TABLE = dict(metrics=TEST, picture=False, notes=[papers_perplexities])
-
-
-@WikiText.figure("table1", "Language model", GRIDS, **TABLE)
+@WikiText.figure(
+    "table1",
+    "Language model",
+    GRIDS,
+    metrics={
+        "test perplexity": "test_perplexity",
+        "with unknown targets": "test_perplexity_with_unknown",
+    },
+    picture=False,
+    notes=[papers_perplexities],
+)
 def table1(runs):
     none, sin = (runs.values("test_perplexity", pe=pe) for pe in BOTH)
     text = "The clock does not lower an LSTM's test perplexity (by 1% or more)."
@@ -197,15 +195,15 @@ def curve(result):
     yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
-DRAWN = dict(
+@WikiText.figure(
+    "fig15",
+    "Language model, training",
+    GRIDS,
     metrics={"in the first third": early},
     curves=curve,
     x="iteration",
     y="training perplexity",
 )
-
-
-@WikiText.figure("fig15", "Language model, training", GRIDS, **DRAWN)
 def fig15(runs):
     text = (
         "The clock lowers an LSTM's training perplexity in the first third of the iterations."
@@ -337,7 +335,6 @@ class Split:
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
         self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
-        self.paragraphs = len(ends) - 1
         # (P,) of what is predicted
         self.starts = ends[:-1][counts > 0]
         self.counts = counts[counts > 0]

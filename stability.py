@@ -22,7 +22,15 @@ import torch.nn.functional as F
 
 import common
 from common import Refused
-from dual_frequency import AMONG_FREQUENT, AMONG_RARE, CONDITIONS, KINDS, DualFrequency
+from dual_frequency import (
+    AMONG_FREQUENT,
+    AMONG_RARE,
+    CONDITIONS,
+    FIG3,
+    FIG3_FRESH,
+    KINDS,
+    DualFrequency,
+)
 from suite import cli, fast, files, machine, training
 from suite.task import Flag
 from suite.verdicts import above, gain, higher, higher_in_pairs, name_of
@@ -64,11 +72,12 @@ def stability(model, a, b, target, at_once=64):
     return torch.cat(found)
 
 
-def weighted_cosine(ab, aa, bb):
-    """(P,) from <J_i^A, J_i^B>, <J_i^A, J_i^A>, <J_i^B, J_i^B>, (P, D) each."""
-    weights = (aa.double() * bb.double()).sqrt().sum(-1)
+def weighted_cosine(inner):
+    """(P,) from inner(m, n) = <J_i^m, J_i^n>, (P, D), where 0 is A and 1 is B."""
+    ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
+    weights = (aa * bb).sqrt().sum(-1)
     smallest = torch.finfo(torch.double).tiny
-    return (ab.double().sum(-1) / weights.clamp(min=smallest)).clamp(-1, 1)
+    return (ab.sum(-1) / weights.clamp(min=smallest)).clamp(-1, 1)
 
 
 # -- GRU and LSTM: a product of Jacobians, from the answering step back to the target
@@ -92,10 +101,10 @@ def recurrent_similarity(layer, inputs, target):
             J = rescale(J)
     halves = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
 
-    def inner(i, j):
-        return sum((half[i] * half[j]).sum(-1) for half in halves)  # (P, D)
+    def inner(m, n):
+        return sum((half[m] * half[n]).sum(-1) for half in halves)
 
-    return weighted_cosine(inner(0, 1), inner(0, 0), inner(1, 1))
+    return weighted_cosine(inner)
 
 
 def rescale(J):
@@ -173,18 +182,15 @@ def s4d_similarity(layer, inputs, target):
     mixed = F.linear(F.gelu(y), layer.mix.weight.double(), layer.mix.bias.double())
     a, b = mixed.chunk(2, 1)  # (S, D)
     p, q = b.sigmoid(), a * b.sigmoid() * (-b).sigmoid()
-    p_A, p_B = p.chunk(2)
-    q_A, q_B = q.chunk(2)
-    slope_A, slope_B = slope.chunk(2)
+    p, q, slope = p.chunk(2), q.chunk(2), slope.chunk(2)  # A's and B's
     w = squared_output_weights(layer, len(inputs) - target)
 
-    def inner(p1, q1, slope1, p2, q2, slope2):
-        v = slope1 * slope2 * w  # (P, H)
+    def inner(m, n):
+        v = slope[m] * slope[n] * w  # (P, H)
         ww, wv, vv = v @ (W * W).T, v @ (W * V).T, v @ (V * V).T  # (P, D)
-        return p1 * p2 * ww + (p1 * q2 + q1 * p2) * wv + q1 * q2 * vv
+        return p[m] * p[n] * ww + (p[m] * q[n] + q[m] * p[n]) * wv + q[m] * q[n] * vv
 
-    A, B = (p_A, q_A, slope_A), (p_B, q_B, slope_B)
-    return weighted_cosine(inner(*A, *B), inner(*A, *A), inner(*B, *B))
+    return weighted_cosine(inner)
 
 
 def squared_output_weights(layer, steps):
@@ -249,8 +255,8 @@ class Stability(DualFrequency):
     def measure(self, argv):
         """What stability.json holds."""
         args, device = self.args, machine.choose_device(self.args.device)
-        paths = sorted(self.folder.glob("snapshots/*.pt"), key=lambda path: int(path.stem))
-        if not paths:
+        snapshots = {int(path.stem): path for path in self.folder.glob("snapshots/*.pt")}
+        if not snapshots:
             makes = "dual_frequency.py --overwrite makes them"
             raise Refused(f"{self.folder} has no snapshots: {makes}")
         engine = machine.Engine("torch", deterministic=args.deterministic)
@@ -259,19 +265,17 @@ class Stability(DualFrequency):
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         found = {condition: {} for condition in CONDITIONS}
-        for path in paths:
+        for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
             files.require_same_flags(path, snapshot["config"], self.trained.config)
             model.load_state_dict(snapshot["model"])
             of_pairs = stability(model, a, b, args.target)
             means = of_pairs.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
-                found[condition][str(int(path.stem))] = mean
+                found[condition][iteration] = mean
             words = " ".join(f"{mean:.4f}" for mean in means)
-            print(f"iteration {int(path.stem)}: {words}", flush=True)
+            print(f"iteration {iteration}: {words}", flush=True)
         return {
-            "pairs": args.pairs,
-            "target": args.target,
             "by_condition": found,
             "task": self.name,
             "seconds": time.perf_counter() - started,
@@ -313,14 +317,13 @@ OPTIONS = dict(
     x="iteration of the snapshot",
     y="stability",
 )
-TITLE = "Gradient stability (target/disturbants)"
-FIG5 = dict(DualFrequency.figures["fig3"].grids)
-FIG5_FRESH = DualFrequency.figures["fig3-fresh"].grids
 FEW_PAIRS = {"s4d": dict(pairs=256)}  # of desk's trials, which were evaluated so
-FIG5["desk"] = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG5["desk"]]
+DESK = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG3["desk"]]
 
 
-@Stability.figure("fig5", TITLE, FIG5, **OPTIONS)
+@Stability.figure(
+    "fig5", "Gradient stability (target/disturbants)", FIG3 | {"desk": DESK}, **OPTIONS
+)
 def fig5(runs):
     for model in runs.levels("model"):
         (vocab,) = runs.levels("vocab", model=model)
@@ -336,7 +339,7 @@ def fig5(runs):
             yield above(text, none.values(gap_at_first), 0)
 
 
-@Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", FIG5_FRESH, **OPTIONS)
+@Stability.figure("fig5-fresh", "Gradients, seeds 5 to 10", FIG3_FRESH, **OPTIONS)
 def fig5_fresh(runs):
     text = "Among Rare disturbants an LSTM's gradients are more stable with the clock than"
     text += " with none"

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import common
+from suite import sweeps
 from suite.graphs import pointwise
-from suite.sweeps import sweep
 
 KNOWN = common.GRU, common.LSTM, common.S4D
 
@@ -126,7 +126,7 @@ def features(model, inputs, steps, commands=0, compiled=False):
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
         return s4d_features(layer, table, clock, tokens, steps, compiled)
-    h = sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
+    h = sweeps.sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)
 
 
@@ -178,13 +178,12 @@ class CrossEntropy(torch.autograd.Function):
     """See `cross_entropy`. Gradients are computed with the loss, while logits exist."""
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, weights, compiled, gradients):
+    def forward(ctx, features, weight, bias, targets, weights, compiled):
         cuda = weight.is_cuda
-        step = pointwise(score, compiled) if compiled or cuda else score_in_place
+        step = sweeps.choose_step(score, score_in_place, weight, compiled)
         low = weight.to(features.dtype)
         low_bias = bias.to(features.dtype)
-        loss = weight.new_zeros(())
-        right = weight.new_zeros(())
+        loss, right = 0, 0
         d_features = torch.zeros_like(features)
         d_weight = torch.zeros_like(weight)
         d_bias = torch.zeros_like(bias)
@@ -197,7 +196,7 @@ class CrossEntropy(torch.autograd.Function):
             part_loss, part_right = step(logits, targets[part, None], part_weights)
             loss += part_loss
             right += part_right
-            if not gradients:
+            if not ctx.needs_input_grad[0]:  # an evaluation
                 continue
             d = logits.to(low.dtype)
             torch.mm(d, low, out=d_features[part])
@@ -217,7 +216,7 @@ class CrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
         d_inputs = [d * d_loss.to(d.dtype) for d in ctx.saved_tensors]
-        return *d_inputs, None, None, None, None
+        return *d_inputs, None, None, None
 
 
 def cross_entropy(features, readout, targets, weights=None, compiled=False):
@@ -225,8 +224,7 @@ def cross_entropy(features, readout, targets, weights=None, compiled=False):
 
     `weights` (N,) are the rows' own in these means, and sum to one; None: all alike.
     """
+    weight, bias = readout.weight, readout.bias
     if weights is None:
-        weights = readout.weight.new_full((1,), 1 / len(features)).expand(len(features))
-    gradients = torch.is_grad_enabled()  # inside the function it never is
-    of_readout = readout.weight, readout.bias
-    return CrossEntropy.apply(features, *of_readout, targets, weights, compiled, gradients)
+        weights = weight.new_full((len(features),), 1 / len(features))
+    return CrossEntropy.apply(features, weight, bias, targets, weights, compiled)

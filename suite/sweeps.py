@@ -34,7 +34,7 @@ def gate_inputs(clock, table, tokens):
 
 def store_gates(columns, *gates):
     """Gate by gate, so that a compiled step is one kernel of (n, H)."""
-    for column, gate in zip(columns, gates, strict=True):
+    for column, gate in zip(columns, gates):
         column.copy_(gate)
 
 
@@ -158,10 +158,9 @@ def gru_step_back_in_place(rows, columns, _, h_before, d_out, d_h, d_state, d_ro
     sigmoid_back.grad_input(d_r_and_z, r_and_z, grad_input=d_r_and_z)
 
 
-def choose_step(step, in_place, gates, weight, compiled):
-    """Which of the two computes these."""
-    on_cpu = gates.device.type == "cpu" and gates.dtype == weight.dtype and not compiled
-    return in_place if on_cpu else pointwise(step, compiled)
+def choose_step(step, in_place, weight, compiled):
+    """Which of the two computes where the weight is."""
+    return in_place if weight.device.type == "cpu" else pointwise(step, compiled)
 
 
 # -- The sweeps; x_of[t] is what step t has of x
@@ -174,20 +173,10 @@ def split_tokens(tokens, sizes):
     return tokens_of
 
 
-def split_columns(gates, sizes):
-    """The four columns of every step."""
+def split_gates(gates, sizes):
+    """Every step's rows, and its four columns."""
     columns = [gate.split(sizes) for gate in gates.chunk(4, 1)]
-    return list(zip(*columns))
-
-
-def room_for_gradients(memory, sizes, compiled):
-    """(N, 4H) for the gates' gradients. `memory` holds the gates, and a step's rows more.
-
-    A step's gradients go where the gates of later steps were, which have been read:
-    this memory is warm, and new memory is not. A compiled step must not share memory.
-    """
-    room = memory[sizes[0] :]
-    return torch.empty_like(room) if compiled else room
+    return gates.split(sizes), list(zip(*columns))
 
 
 def one_step_earlier(x, sizes):
@@ -221,20 +210,18 @@ class Sweep(torch.autograd.Function):
         recurrent = low.T if low.is_cuda else low.T.contiguous()  # a CPU is faster with it
         N, B, (G, H) = sum(sizes), sizes[0], weight.shape
 
-        memory = table.new_empty(N + B, 4 * H)
-        gates = memory[:N]
+        memory = table.new_empty(N + B, 4 * H)  # a step's rows more, see `backward`
+        rows_of, columns_of = split_gates(memory[:N], sizes)
         h = table.new_empty(N, H)
-        rows_of = gates.split(sizes)
-        columns_of = split_columns(gates, sizes)
         tokens_of = split_tokens(tokens, sizes)
         h_of = h.split(sizes)
         c = None
         if bias is None:
-            step = choose_step(lstm_step, lstm_step_in_place, table, weight, compiled)
+            step = choose_step(lstm_step, lstm_step_in_place, weight, compiled)
             c = weight.new_empty(N, H)
             own_of = c.split(sizes)  # what a step takes that the other model's does not
         else:
-            step = choose_step(gru_step, gru_step_in_place, table, weight, compiled)
+            step = choose_step(gru_step, gru_step_in_place, weight, compiled)
             own_of = [bias.detach()] * len(sizes)
 
         product = table.new_zeros(B, G)
@@ -258,26 +245,25 @@ class Sweep(torch.autograd.Function):
         h = h.detach()  # or a step compiles twice: `start` needs no gradient
         N, B, (G, H) = len(h), sizes[0], low.shape
 
-        gates = memory[:N]
-        d_gates = room_for_gradients(memory, sizes, compiled)
+        rows_of, columns_of = split_gates(memory[:N], sizes)
+        # A step's gradients go where the gates of later steps were, which have been read:
+        # this memory is warm, and new memory is not
+        d_gates = memory[B:]
+        if compiled:  # such a step must not share memory
+            d_gates = torch.empty_like(d_gates)
+        d_rows_of, d_columns_of = split_gates(d_gates, sizes)
         d_product = d_gates[:, :G]
-        rows_of = gates.split(sizes)
-        columns_of = split_columns(gates, sizes)
-        d_rows_of = d_gates.split(sizes)
-        d_columns_of = split_columns(d_gates, sizes)
         d_product_of = d_product.split(sizes)
         d_out_of = d_out.split(sizes)
 
         d_h = torch.zeros_like(h[:B])
         d_state = torch.zeros_like(d_h, dtype=dtype)
         if c is None:
-            both = gru_step_back, gru_step_back_in_place
-            step = choose_step(*both, gates, d_state, compiled)
+            step = choose_step(gru_step_back, gru_step_back_in_place, low, compiled)
             state_of = h.split(sizes)
             low = low.roll(H, 0)  # the candidate first, as in d_gates
         else:
-            both = lstm_step_back, lstm_step_back_in_place
-            step = choose_step(*both, gates, d_state, compiled)
+            step = choose_step(lstm_step_back, lstm_step_back_in_place, low, compiled)
             state_of = c.split(sizes)
         start = torch.zeros_like(state_of[0])
         for t in reversed(range(len(sizes))):
