@@ -385,8 +385,8 @@ class Stop:
 
 
 class Lossy:
-    """A stream that drops what cannot be written: a closed terminal, a broken pipe or a full
-    log must not end a trial before it has saved."""
+    """A stream that writes at once, and drops what cannot be written: a closed terminal, a
+    broken pipe or a full log must not end a trial before it has saved."""
 
     def __init__(self, stream):
         self.stream = stream
@@ -397,10 +397,10 @@ class Lossy:
     def write(self, text):
         with contextlib.suppress(OSError, AttributeError):  # it is None where it was closed
             self.stream.write(text)
+            self.stream.flush()
 
     def flush(self):
-        with contextlib.suppress(OSError, AttributeError):
-            self.stream.flush()
+        """`write` has done it."""
 
 
 def exit_code(name, work):

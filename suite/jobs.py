@@ -47,7 +47,7 @@ class Jobs:
     def run(self, stop):
         """Until all have ended or a signal comes -> the exit code."""
         done = f"{self.before} of {len(self.trials)} done before"
-        print(f"{done}; {self.at_once} at a time", flush=True)
+        print(f"{done}; {self.at_once} at a time")
         try:
             while (self.running or self.waiting) and not stop.requested:
                 while self.waiting and self.free:
@@ -69,14 +69,14 @@ class Jobs:
 
     def begin(self, trial):
         if not self.line.live:
-            print(f"begins: {shlex.join(trial.words)}", flush=True)
+            print(f"begins: {shlex.join(trial.words)}")
         number, card = self.free[0], None
         if self.cards:
             card = self.cards[number % len(self.cards)]
         try:
             process = start(self.script, trial, self.at_once, card)
         except OSError as error:
-            print(error, flush=True)
+            print(error)
             self.codes.append(FAILED)
         else:
             self.running[process] = trial, self.free.pop(0), progress(trial)
@@ -91,7 +91,7 @@ class Jobs:
         busy = [*self.waiting, *(trial for trial, *_ in self.running.values())]
         say_pair(trial, [other for other in self.trials if other not in busy])
         if not self.line.live:
-            print(self.say_progress(), flush=True)
+            print(self.say_progress())
 
     def say_progress(self):
         """How many are done, how long the others will take, how far each is."""
@@ -137,7 +137,7 @@ def say_pair(trial, ended):
     if trial.row.get("pe") in ("none", "sin") and len(accuracies) == 2 and all(accuracies):
         args, (none, sin) = trial.task.args, accuracies
         what = f"{args.model}, K = {args.vocab}, seed {args.seed}"
-        print(f"{what}: {none:.2f} without, {sin:.2f} with the clock", flush=True)
+        print(f"{what}: {none:.2f} without, {sin:.2f} with the clock")
 
 
 def is_finished(task):

@@ -26,11 +26,11 @@ class LiveLine:
     def draw(self, text):
         self.next = time.monotonic() + 1
         width = shutil.get_terminal_size().columns - 1
-        print(f"\r{text[:width]:{width}}", end="", flush=True)
+        print(f"\r{text[:width]:{width}}", end="")
 
     def clear(self):
         """So that what is printed next begins a line of its own."""
         if self.live:
             self.draw("")
-            print("\r", end="", flush=True)
+            print("\r", end="")
             self.next = time.monotonic()

@@ -54,7 +54,7 @@ def loop(training, stop):
         if last or i % args.log_every == 0:
             training.log()
             if not line.live:
-                print(training.say_progress(live=False), flush=True)
+                print(training.say_progress(live=False))
         if args.snapshot_every and i % args.snapshot_every == 0:
             training.save_snapshot()
         stopping = stop.requested
@@ -63,7 +63,7 @@ def loop(training, stop):
         if stopping:
             break
     line.clear()
-    print(f"saved at iteration {training.iteration}", flush=True)
+    print(f"saved at iteration {training.iteration}")
 
 
 class Training:
@@ -152,7 +152,7 @@ class Training:
         if self.device.type == "cpu" and parameters > 10**6 and "quick" in self.task.scales:
             print(f"{FOR_A_GPU}: --scale quick takes a minute")
             self.advice = f"; {FOR_A_GPU}"
-        print(f"from iteration {self.iteration} on", flush=True)
+        print(f"from iteration {self.iteration} on")
         self.make_step()
         for source, state in zip(self.generators, self.rng_states):
             source.set_rng_state(state.cpu())  # now: rehearsals of the step draw too
