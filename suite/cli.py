@@ -212,14 +212,15 @@ def as_word(flag):
 
 
 def as_words(flags):
-    """{flag: value} as the words of a command line; of True the bare flag, of False none."""
+    """{flag: value} as the words of a command line: of True the bare flag, of False and
+    None, which leaves a flag to its default, nothing."""
     words = []
     for flag, value in flags.items():
         if isinstance(value, range):  # of seeds
             value = f"{value[0]}-{value[-1]}"
         if value is True:
             words.append(as_word(flag))
-        elif value is not False:
+        elif value is not False and value is not None:
             words += [as_word(flag), str(value)]
     return words
 
@@ -230,12 +231,15 @@ def parse_task(kind, argv):
     return make_task(kind, parse(kind, argv)[0])
 
 
-def make_task(kind, args):
-    """The task of one trial, whose flags fit together."""
+def make_task(kind, args, **row):
+    """The task of one trial, whose flags fit together; those of a row go before `args`."""
+    args = argparse.Namespace(**(vars(args) | row))
     if isinstance(args.seed, range):
         raise Refused("--seed takes a range with --list, --all and report.py alone")
-    args = argparse.Namespace(**vars(args))
-    defaults = fill_defaults(kind, args)
+    defaults = defaults_of(kind) | kind.defaults(args)  # the paper's, and what follows
+    for flag, value in defaults.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
     names = [flag.name for flag in flags_of(kind).values() if flag.science]
     if args.precision == "bf16":  # the others differ by rounding alone
         names.append("precision")
@@ -243,15 +247,6 @@ def make_task(kind, args):
     task = kind(args, config, name_folder(kind, args, config, defaults))
     task.check()
     return task
-
-
-def fill_defaults(kind, args):
-    """Set the flags whose default depends on others -> the paper's defaults."""
-    defaults = defaults_of(kind) | kind.defaults(args)
-    for flag, value in defaults.items():
-        if getattr(args, flag) is None:
-            setattr(args, flag, value)
-    return defaults
 
 
 def name_folder(kind, args, config, defaults):
@@ -289,10 +284,8 @@ def trials_of_figure(kind, args, given, figure):
 
 
 def make_trial(kind, args, given, row):
-    flags = {k: v for k, v in row.items() if v is not None}
     carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
-    task = make_task(kind, argparse.Namespace(**(vars(args) | flags)))
-    return jobs.Trial(task, row, as_words(flags | carried))
+    return jobs.Trial(make_task(kind, args, **row), row, as_words(row | carried))
 
 
 def choose_trial(trials, args):
