@@ -36,10 +36,9 @@ def parse_bands(text):
     return f"{low:g}:{high:g}"  # alike for the same numbers: it names a folder
 
 
-LAYERS, ENCODINGS = tuple(common.LAYERS), tuple(common.ENCODINGS)
 FLAGS = [
-    Flag("model", "lstm", "the layer", choices=LAYERS),
-    Flag("pe", "sin", "encoding of the time step", choices=ENCODINGS),
+    Flag("model", "lstm", "the layer", choices=common.LAYERS),
+    Flag("pe", "sin", "encoding of the time step", choices=common.ENCODINGS),
     Flag("vocab", 16384, "number of different integers, K", int, least=2),
     Flag("length", 64, "integers in the input, L", int, least=1),
     Flag(
@@ -151,7 +150,7 @@ def flags_of(kind):
 def defaults_of(kind):
     """The paper's."""
     defaults = {name: flag.default for name, flag in flags_of(kind).items()}
-    return defaults | kind.scales.get("paper", {})
+    return defaults | kind.scales["paper"]
 
 
 def parse(kind, argv):
@@ -166,13 +165,12 @@ def parse(kind, argv):
     )
     science = parser.add_argument_group("these change the result")
     plumbing = parser.add_argument_group("these do not")
-    choices = dict.fromkeys(["paper", *kind.scales])
-    plumbing.add_argument("--scale", choices=choices, help="a set of defaults (paper)")
+    plumbing.add_argument("--scale", choices=kind.scales, help="a set of defaults (paper)")
     defaults = defaults_of(kind) | kind.scales.get(find_scale(argv), {})
     for name, flag in flags_of(kind).items():
         if name not in kind.without:
             add_flag(science if flag.science else plumbing, flag, defaults[name])
-    figure = dict(nargs="?", const=(), choices=list(kind.figures), metavar="FIGURE")
+    figure = dict(nargs="?", const=(), choices=kind.figures, metavar="FIGURE")
     names = ", ".join(kind.figures)
     plumbing.add_argument("--list", help=f"print a command per trial: {names}", **figure)
     plumbing.add_argument("--all", help="run these trials, then report.py", **figure)
@@ -191,7 +189,7 @@ def find_scale(argv):
 def explain(kind):
     """What the values of --pe and --scale mean."""
     yield "scales, whose defaults --help --scale SCALE shows:"
-    for name in dict.fromkeys(["paper", *kind.scales]):
+    for name in kind.scales:
         yield f"  {name:9} {SCALES.get(name, '')}"
     if "pe" not in {flag.name for flag in kind.flags}:
         yield "\nencodings:"
@@ -300,10 +298,9 @@ def choose_trial(trials, args):
 
 
 # -- A script's command line
-def main(kind, argv=None):
+def main(kind):
     jobs.end_with_parent()
-    argv = sys.argv[1:] if argv is None else argv
-    return exit_code(f"{kind.name}.py", lambda: dispatch(kind, argv))
+    return exit_code(f"{kind.name}.py", lambda: dispatch(kind, sys.argv[1:]))
 
 
 def dispatch(kind, argv):
