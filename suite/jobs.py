@@ -145,7 +145,7 @@ def is_finished(task):
 def start(script, trial, at_once, card):
     """A trial's process, which writes to log.txt in the trial's folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
-    threads = 1 if trial.task.args.hidden < 256 else max(1, machine.cores() // at_once)
+    threads = max(1, machine.cores() // at_once)
     environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
     environment["SUITE_PARENT"] = str(os.getpid())
     if card is not None:
