@@ -52,9 +52,9 @@ def loop(training, stop):
         if line.is_due():
             line.draw(training.say_progress(live=True))
         if last or i % args.log_every == 0:
-            training.log()
             if not line.live:
                 print(training.say_progress(live=False))
+            training.log()
         if args.snapshot_every and i % args.snapshot_every == 0:
             training.save_snapshot()
         stopping = stop.requested
@@ -220,11 +220,9 @@ class Training:
         self.rows.append([self.iteration, *means, rate, seconds])
 
     def means(self):
-        """Of loss and accuracy since the last row of curve.csv; right after a row, its own."""
-        at, *means = self.rows[-1][:3] if self.rows else (0,)
-        if self.iteration > at:
-            means = [x.item() / (self.iteration - at) for x in self.sums.values()]
-        return means
+        """Of loss and accuracy since the last row of curve.csv."""
+        at = self.rows[-1][0] if self.rows else 0
+        return [x.item() / (self.iteration - at) for x in self.sums.values()]
 
     def say_progress(self, live):
         """A line on how far this is; waits for the device."""
