@@ -173,9 +173,9 @@ class Training:
         *_, latest = saved["processes"]
         files.require_same_flags(path, latest["config"], self.task.config)
         self.model.load_state_dict(saved["model"])
-        here = {k: v for k, v in self.optimizer.param_groups[0].items() if k != "params"}
+        options = self.optimizer.param_groups  # with self.rate, and for this kind of device
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.optimizer.param_groups[0] |= here  # it may come from another kind of device
+        self.optimizer.param_groups = options
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
