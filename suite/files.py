@@ -34,9 +34,8 @@ def write(path, content, keep=None):
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room, and names no file
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
 
 
 def write_json(path, content):
