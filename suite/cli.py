@@ -210,15 +210,15 @@ def as_word(flag):
 
 
 def as_words(flags):
-    """{flag: value} as the words of a command line: of True the bare flag, of False and
-    None, which leaves a flag to its default, nothing."""
+    """{flag: value} as the words of a command line: of True the bare flag, of None, which
+    leaves a flag to its default, nothing."""
     words = []
     for flag, value in flags.items():
         if isinstance(value, range):  # of seeds
             value = f"{value[0]}-{value[-1]}"
         if value is True:
             words.append(as_word(flag))
-        elif value is not False and value is not None:
+        elif value is not None:
             words += [as_word(flag), str(value)]
     return words
 
