@@ -1,5 +1,6 @@
 """What a script provides: a subclass of `Task`, and its figures. README.md has an example."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -225,10 +226,7 @@ class Task:
 
     def predict(self, model, engine, episode):
         """Answers and cross-entropies, (N, M) each."""
-
-        def logits(inputs, steps):
-            return engine.logits(model, inputs, steps)
-
+        logits = functools.partial(engine.logits, model)
         return common.predict(logits, episode, self.batch)
 
     def evaluate(self, model, engine):
