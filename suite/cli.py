@@ -18,7 +18,7 @@ from pathlib import Path
 import common
 from common import Refused
 from suite import files, jobs, machine, training
-from suite.task import MOST, SCALES, Flag
+from suite.task import MOST, SCALES, Flag, cross
 
 
 def parse_seeds(text):
@@ -268,9 +268,8 @@ def trials_of_figure(kind, args, given, figure):
         for row in kind.figures[name].grids.get(args.scale, []):
             if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
                 continue
-            seeds = given.get("seed", row["seed"])
-            for seed in seeds if isinstance(seeds, range) else [seeds]:
-                trial = make_trial(kind, args, given, row | {"seed": seed})
+            for seed in cross(seed=given.get("seed", row["seed"])):
+                trial = make_trial(kind, args, given, row | seed)
                 trials.setdefault(trial.folder, trial)
     if figure and args.scale not in kind.figures[figure].grids:
         has = " and ".join(kind.figures[figure].grids)
