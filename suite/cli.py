@@ -181,8 +181,8 @@ def parse(kind, argv):
 
 def find_scale(argv):
     """What is typed after --scale, so that --help shows its defaults."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--scale", default="paper", nargs="?")
+    parser = Parser(add_help=False)
+    parser.add_argument("--scale", default="paper")
     return parser.parse_known_args(argv)[0].scale
 
 
