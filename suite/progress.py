@@ -18,7 +18,7 @@ class LiveLine:
 
     def __init__(self):
         self.live = sys.stdout.isatty()
-        self.next = time.monotonic()
+        self.next = 0  # when it is due
 
     def is_due(self):
         return self.live and time.monotonic() >= self.next
@@ -33,4 +33,4 @@ class LiveLine:
         if self.live:
             self.draw("")
             print("\r", end="")
-            self.next = time.monotonic()
+            self.next = 0
