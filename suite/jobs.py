@@ -63,8 +63,7 @@ class Jobs:
             for process in self.running:
                 process.terminate()
             self.codes += [process.wait() for process in self.running]
-        if STOPPED in self.codes:
-            return STOPPED
+        # The largest: stopped, else running elsewhere, else what went wrong
         return max((code if code >= 0 else FAILED for code in self.codes), default=0)
 
     def begin(self, trial):
