@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 from argparse import RawDescriptionHelpFormatter
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -117,28 +118,25 @@ def table(content):
         yield f"{name:16}  {one['batch']:5}  {plain:8.4g}  {suite:8.4g}  {plain / suite:.2f}"
 
 
-class Times:
-    """The milliseconds that a sequence takes in the suite's step, by model and K."""
+def times_of_sequences(content):
+    """{model: {K: milliseconds that a sequence of L = 64 takes in the suite's step}}"""
+    times = defaultdict(dict)
+    for name, one in content["configurations"].items():
+        model, _, vocab = name.split("-")
+        times[model][int(vocab)] = statistics.median(one["suite"]) / one["batch"]
+    return times
 
-    def __init__(self, content):
-        self.measured = {}
-        for name, one in content["configurations"].items():
-            model, _, vocab = name.split("-")
-            self.measured[model, int(vocab)] = statistics.median(one["suite"]) / one["batch"]
 
-    def of_sequence(self, model, vocab):
-        """At L = 64, as all that is measured."""
-        known = [k for name, k in self.measured if name == model]
-        nearest = min(known, key=lambda k: abs(math.log(k / vocab)))
-        few, many = 256, 16384
-        of_token = (self.measured["lstm", many] - self.measured["lstm", few]) / (many - few)
-        return self.measured[model, nearest] + of_token * (vocab - nearest)
-
-    def hours(self, task):
-        """Of a whole trial."""
-        args, steps = task.args, task.positions() / (2 * 64)
-        milliseconds = steps * self.of_sequence(args.model, args.vocab)
-        return milliseconds * args.batch * args.iterations / 3_600_000
+def hours(task, times):
+    """Of a whole trial, as HOW says."""
+    args, lstm = task.args, times["lstm"]
+    known = times[args.model]
+    nearest = min(known, key=lambda k: abs(math.log(k / args.vocab)))
+    few, many = min(lstm), max(lstm)
+    of_token = (lstm[many] - lstm[few]) / (many - few)
+    of_sequence = known[nearest] + of_token * (args.vocab - nearest)
+    sequences = args.batch * args.iterations * task.positions() / (2 * 64)
+    return sequences * of_sequence / 3_600_000
 
 
 def costs(content):
@@ -146,24 +144,24 @@ def costs(content):
     needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
     if not needed <= content["configurations"].keys():
         return
-    times, hours = Times(content), {}
+    times, every = times_of_sequences(content), {}
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
     for kind in OF_THE_PAPER:
-        args, given = cli.parse(kind, ["--scale", "paper"])
+        args, given = cli.parse(kind, [])
         for name, figure in kind.figures.items():
             if "paper" in figure.grids:
                 trials = cli.trials_of_figure(kind, args, given, name)
-                of_figure = {trial.folder: times.hours(trial.task) for trial in trials}
+                of_figure = {trial.folder: hours(trial.task, times) for trial in trials}
                 yield line_of(f"{kind.name}.py {name}", of_figure)
-                hours |= of_figure
-    yield line_of("all, each trial once", hours)
+                every |= of_figure
+    yield line_of("all, each trial once", every)
     yield from HOW.splitlines()
 
 
-def line_of(name, hours):
+def line_of(name, found):
     """How many trials, and the sum of their hours, {folder: hours}."""
-    return f"{name:26}  {len(hours):6}  {sum(hours.values()):7,.0f}"
+    return f"{name:26}  {len(found):6}  {sum(found.values()):7,.0f}"
 
 
 def main():

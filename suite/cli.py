@@ -18,7 +18,7 @@ from pathlib import Path
 import common
 from common import Refused
 from suite import files, jobs, machine, training
-from suite.task import MOST, SCALES, Flag
+from suite.task import MOST, SCALES, Flag, cross
 
 
 def parse_seeds(text):
@@ -36,10 +36,9 @@ def parse_bands(text):
     return f"{low:g}:{high:g}"  # alike for the same numbers: it names a folder
 
 
-LAYERS, ENCODINGS = tuple(common.LAYERS), tuple(common.ENCODINGS)
 FLAGS = [
-    Flag("model", "lstm", "the layer", choices=LAYERS),
-    Flag("pe", "sin", "encoding of the time step", choices=ENCODINGS),
+    Flag("model", "lstm", "the layer", choices=common.LAYERS),
+    Flag("pe", "sin", "encoding of the time step", choices=common.ENCODINGS),
     Flag("vocab", 16384, "number of different integers, K", int, least=2),
     Flag("length", 64, "integers in the input, L", int, least=1),
     Flag(
@@ -151,7 +150,7 @@ def flags_of(kind):
 def defaults_of(kind):
     """The paper's."""
     defaults = {name: flag.default for name, flag in flags_of(kind).items()}
-    return defaults | kind.scales.get("paper", {})
+    return defaults | kind.scales["paper"]
 
 
 def parse(kind, argv):
@@ -166,13 +165,12 @@ def parse(kind, argv):
     )
     science = parser.add_argument_group("these change the result")
     plumbing = parser.add_argument_group("these do not")
-    choices = dict.fromkeys(["paper", *kind.scales])
-    plumbing.add_argument("--scale", choices=choices, help="a set of defaults (paper)")
+    plumbing.add_argument("--scale", choices=kind.scales, help="a set of defaults (paper)")
     defaults = defaults_of(kind) | kind.scales.get(find_scale(argv), {})
     for name, flag in flags_of(kind).items():
         if name not in kind.without:
             add_flag(science if flag.science else plumbing, flag, defaults[name])
-    figure = dict(nargs="?", const=(), choices=list(kind.figures), metavar="FIGURE")
+    figure = dict(nargs="?", const=(), choices=kind.figures, metavar="FIGURE")
     names = ", ".join(kind.figures)
     plumbing.add_argument("--list", help=f"print a command per trial: {names}", **figure)
     plumbing.add_argument("--all", help="run these trials, then report.py", **figure)
@@ -183,15 +181,15 @@ def parse(kind, argv):
 
 def find_scale(argv):
     """What is typed after --scale, so that --help shows its defaults."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--scale", default="paper", nargs="?")
+    parser = Parser(add_help=False)
+    parser.add_argument("--scale", default="paper")
     return parser.parse_known_args(argv)[0].scale
 
 
 def explain(kind):
     """What the values of --pe and --scale mean."""
     yield "scales, whose defaults --help --scale SCALE shows:"
-    for name in dict.fromkeys(["paper", *kind.scales]):
+    for name in kind.scales:
         yield f"  {name:9} {SCALES.get(name, '')}"
     if "pe" not in {flag.name for flag in kind.flags}:
         yield "\nencodings:"
@@ -212,14 +210,15 @@ def as_word(flag):
 
 
 def as_words(flags):
-    """{flag: value} as the words of a command line; of True the bare flag, of False none."""
+    """{flag: value} as the words of a command line: of True the bare flag, of None, which
+    leaves a flag to its default, nothing."""
     words = []
     for flag, value in flags.items():
         if isinstance(value, range):  # of seeds
             value = f"{value[0]}-{value[-1]}"
         if value is True:
             words.append(as_word(flag))
-        elif value is not False:
+        elif value is not None:
             words += [as_word(flag), str(value)]
     return words
 
@@ -230,12 +229,15 @@ def parse_task(kind, argv):
     return make_task(kind, parse(kind, argv)[0])
 
 
-def make_task(kind, args):
-    """The task of one trial, whose flags fit together."""
+def make_task(kind, args, **row):
+    """The task of one trial, whose flags fit together; those of a row go before `args`."""
+    args = argparse.Namespace(**(vars(args) | row))
     if isinstance(args.seed, range):
         raise Refused("--seed takes a range with --list, --all and report.py alone")
-    args = argparse.Namespace(**vars(args))
-    defaults = fill_defaults(kind, args)
+    defaults = defaults_of(kind) | kind.defaults(args)  # the paper's, and what follows
+    for flag, value in defaults.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
     names = [flag.name for flag in flags_of(kind).values() if flag.science]
     if args.precision == "bf16":  # the others differ by rounding alone
         names.append("precision")
@@ -243,15 +245,6 @@ def make_task(kind, args):
     task = kind(args, config, name_folder(kind, args, config, defaults))
     task.check()
     return task
-
-
-def fill_defaults(kind, args):
-    """Set the flags whose default depends on others -> the paper's defaults."""
-    defaults = defaults_of(kind) | kind.defaults(args)
-    for flag, value in defaults.items():
-        if getattr(args, flag) is None:
-            setattr(args, flag, value)
-    return defaults
 
 
 def name_folder(kind, args, config, defaults):
@@ -275,9 +268,8 @@ def trials_of_figure(kind, args, given, figure):
         for row in kind.figures[name].grids.get(args.scale, []):
             if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
                 continue
-            seeds = given.get("seed", row["seed"])
-            for seed in seeds if isinstance(seeds, range) else [seeds]:
-                trial = make_trial(kind, args, given, row | {"seed": seed})
+            for seed in cross(seed=given.get("seed", row["seed"])):
+                trial = make_trial(kind, args, given, row | seed)
                 trials.setdefault(trial.folder, trial)
     if figure and args.scale not in kind.figures[figure].grids:
         has = " and ".join(kind.figures[figure].grids)
@@ -289,10 +281,8 @@ def trials_of_figure(kind, args, given, figure):
 
 
 def make_trial(kind, args, given, row):
-    flags = {k: v for k, v in row.items() if v is not None}
     carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
-    task = make_task(kind, argparse.Namespace(**(vars(args) | flags)))
-    return jobs.Trial(task, row, as_words(flags | carried))
+    return jobs.Trial(make_task(kind, args, **row), row, as_words(row | carried))
 
 
 def choose_trial(trials, args):
@@ -307,10 +297,9 @@ def choose_trial(trials, args):
 
 
 # -- A script's command line
-def main(kind, argv=None):
+def main(kind):
     jobs.end_with_parent()
-    argv = sys.argv[1:] if argv is None else argv
-    return exit_code(f"{kind.name}.py", lambda: dispatch(kind, argv))
+    return exit_code(f"{kind.name}.py", lambda: dispatch(kind, sys.argv[1:]))
 
 
 def dispatch(kind, argv):
@@ -385,8 +374,8 @@ class Stop:
 
 
 class Lossy:
-    """A stream that drops what cannot be written: a closed terminal, a broken pipe or a full
-    log must not end a trial before it has saved."""
+    """A stream that writes at once, and drops what cannot be written: a closed terminal, a
+    broken pipe or a full log must not end a trial before it has saved."""
 
     def __init__(self, stream):
         self.stream = stream
@@ -397,10 +386,10 @@ class Lossy:
     def write(self, text):
         with contextlib.suppress(OSError, AttributeError):  # it is None where it was closed
             self.stream.write(text)
+            self.stream.flush()
 
     def flush(self):
-        with contextlib.suppress(OSError, AttributeError):
-            self.stream.flush()
+        """`write` has done it."""
 
 
 def exit_code(name, work):

@@ -34,14 +34,13 @@ def write(path, content, keep=None):
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room, and names no file
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
 
 
 def write_json(path, content):
     try:
-        text = json.dumps(content, indent=1, allow_nan=False, default=lambda x: x.tolist())
+        text = json.dumps(content, indent=1, allow_nan=False)
     except ValueError:
         raise End(NOT_FINITE, f"a number is not finite: {path}") from None
     write(path, f"{text}\n".encode())

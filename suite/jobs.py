@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import os
 import shlex
 import signal
@@ -30,24 +31,23 @@ class Trial(NamedTuple):
 
 
 class Jobs:
-    """The trials of a figure that are not finished, `at_once` at a time.
-
-    Job n of those at once sees card n, counted round.
-    """
+    """The trials of a figure that are not finished, `at_once` at a time."""
 
     def __init__(self, script, trials, at_once, cards):
-        self.script, self.trials, self.at_once, self.cards = script, trials, at_once, cards
-        self.waiting = [trial for trial in trials if not is_finished(trial.task)]
-        self.before = len(trials) - len(self.waiting)
-        # {process: (its Trial, its number, how far it was)}
+        self.script, self.trials, self.at_once = script, trials, at_once
+        self.ended = [trial for trial in trials if is_finished(trial.task)]
+        self.waiting = [trial for trial in trials if trial not in self.ended]
+        self.before = len(self.ended)
+        # {process: (its Trial, its card, how far it was)}
         self.running, self.codes = {}, []
-        self.free = list(range(at_once))  # numbers
+        # A card for every job at once, counted round; None: as this process sees them
+        self.free = list(itertools.islice(itertools.cycle(cards or [None]), at_once))
         self.line, self.began = LiveLine(), time.monotonic()
 
     def run(self, stop):
         """Until all have ended or a signal comes -> the exit code."""
         done = f"{self.before} of {len(self.trials)} done before"
-        print(f"{done}; {self.at_once} at a time", flush=True)
+        print(f"{done}; {self.at_once} at a time")
         try:
             while (self.running or self.waiting) and not stop.requested:
                 while self.waiting and self.free:
@@ -63,35 +63,31 @@ class Jobs:
             for process in self.running:
                 process.terminate()
             self.codes += [process.wait() for process in self.running]
-        if STOPPED in self.codes:
-            return STOPPED
+        # The largest: stopped, else running elsewhere, else what went wrong
         return max((code if code >= 0 else FAILED for code in self.codes), default=0)
 
     def begin(self, trial):
         if not self.line.live:
-            print(f"begins: {shlex.join(trial.words)}", flush=True)
-        number, card = self.free[0], None
-        if self.cards:
-            card = self.cards[number % len(self.cards)]
+            print(f"begins: {shlex.join(trial.words)}")
         try:
-            process = start(self.script, trial, self.at_once, card)
+            process = start(self.script, trial, self.at_once, self.free[0])
         except OSError as error:
-            print(error, flush=True)
+            print(error)
             self.codes.append(FAILED)
         else:
             self.running[process] = trial, self.free.pop(0), progress(trial)
 
     def end(self, process):
-        trial, number, _ = self.running.pop(process)
-        self.free.append(number)
+        trial, card, _ = self.running.pop(process)
+        self.free.append(card)
         self.codes.append(process.returncode)
         self.line.clear()
         if process.returncode or not self.line.live:
             say_end(trial, process.returncode)
-        busy = [*self.waiting, *(trial for trial, *_ in self.running.values())]
-        say_pair(trial, [other for other in self.trials if other not in busy])
+        self.ended.append(trial)
+        say_pair(trial, self.ended)
         if not self.line.live:
-            print(self.say_progress(), flush=True)
+            print(self.say_progress())
 
     def say_progress(self):
         """How many are done, how long the others will take, how far each is."""
@@ -127,17 +123,16 @@ def read_log(trial):
 
 def say_pair(trial, ended):
     """What a trial and its twin, with the clock or without, had."""
-    accuracies = []
-    for pe in ("none", "sin"):
-        row = trial.row | {"pe": pe}
-        for twin in ended:
-            if twin.row == row and is_finished(twin.task):
-                metrics = files.read_json(twin.folder / "result.json")["metrics"]
-                accuracies.append(metrics.get("token_accuracy"))
-    if trial.row.get("pe") in ("none", "sin") and len(accuracies) == 2 and all(accuracies):
-        args, (none, sin) = trial.task.args, accuracies
+    accuracies = {}
+    for twin in ended:
+        pe = twin.row.get("pe")
+        if twin.row == trial.row | {"pe": pe} and is_finished(twin.task):
+            metrics = files.read_json(twin.folder / "result.json")["metrics"]
+            accuracies[pe] = metrics.get("token_accuracy")
+    args, none, sin = trial.task.args, accuracies.get("none"), accuracies.get("sin")
+    if args.pe in ("none", "sin") and none and sin:
         what = f"{args.model}, K = {args.vocab}, seed {args.seed}"
-        print(f"{what}: {none:.2f} without, {sin:.2f} with the clock", flush=True)
+        print(f"{what}: {none:.2f} without, {sin:.2f} with the clock")
 
 
 def is_finished(task):
@@ -149,7 +144,7 @@ def is_finished(task):
 def start(script, trial, at_once, card):
     """A trial's process, which writes to log.txt in the trial's folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
-    threads = 1 if trial.task.args.hidden < 256 else max(1, machine.cores() // at_once)
+    threads = max(1, machine.cores() // at_once)
     environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
     environment["SUITE_PARENT"] = str(os.getpid())
     if card is not None:

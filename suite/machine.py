@@ -97,7 +97,7 @@ def prepare(engine, device, hidden=512):
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(engine.deterministic)
-    if device.type == "cpu" and hidden < 256 and "OMP_NUM_THREADS" not in os.environ:
+    if device.type == "cpu" and hidden < 256:
         torch.set_num_threads(1)  # a second one is of little use
 
 

@@ -18,7 +18,7 @@ class LiveLine:
 
     def __init__(self):
         self.live = sys.stdout.isatty()
-        self.next = time.monotonic()
+        self.next = 0  # when it is due
 
     def is_due(self):
         return self.live and time.monotonic() >= self.next
@@ -26,11 +26,11 @@ class LiveLine:
     def draw(self, text):
         self.next = time.monotonic() + 1
         width = shutil.get_terminal_size().columns - 1
-        print(f"\r{text[:width]:{width}}", end="", flush=True)
+        print(f"\r{text[:width]:{width}}", end="")
 
     def clear(self):
         """So that what is printed next begins a line of its own."""
         if self.live:
             self.draw("")
-            print("\r", end="", flush=True)
-            self.next = time.monotonic()
+            print("\r", end="")
+            self.next = 0

@@ -1,7 +1,8 @@
 """What a script provides: a subclass of `Task`, and its figures. README.md has an example."""
 
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ class Flag(NamedTuple):
     type: Callable = str  # int, float, str, bool, or a function of the text
     least: float = 0  # of int and float
     below: float = MOST
-    choices: tuple | None = None
+    choices: Iterable | None = None
     science: bool = True  # it changes the result, so it is a part of the folder's name
     wanted: str = ""  # what would be right, where `type` is a function
 
@@ -80,7 +81,7 @@ class Task:
     """A subclass has a name and scales, and says what it draws and asks."""
 
     name = ""  # the script's
-    scales: dict  # scale -> its defaults, where they differ from the paper's
+    scales = {}  # scale -> its defaults, where they differ from the paper's
     figures: dict  # name -> Figure, see `figure`
     flags = ()  # its own Flags
     without = ()  # names of shared flags that mean nothing here
@@ -93,6 +94,7 @@ class Task:
     run = None  # a task that does not just train has run(self, argv, stop) -> exit code
 
     def __init_subclass__(cls):
+        cls.scales = {"paper": {}} | cls.scales
         if "name" in vars(cls):
             cls.figures = {}
 
@@ -224,10 +226,7 @@ class Task:
 
     def predict(self, model, engine, episode):
         """Answers and cross-entropies, (N, M) each."""
-
-        def logits(inputs, steps):
-            return engine.logits(model, inputs, steps)
-
+        logits = functools.partial(engine.logits, model)
         return common.predict(logits, episode, self.batch)
 
     def evaluate(self, model, engine):

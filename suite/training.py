@@ -52,9 +52,9 @@ def loop(training, stop):
         if line.is_due():
             line.draw(training.say_progress(live=True))
         if last or i % args.log_every == 0:
-            training.log()
             if not line.live:
-                print(training.say_progress(live=False), flush=True)
+                print(training.say_progress(live=False))
+            training.log()
         if args.snapshot_every and i % args.snapshot_every == 0:
             training.save_snapshot()
         stopping = stop.requested
@@ -63,7 +63,7 @@ def loop(training, stop):
         if stopping:
             break
     line.clear()
-    print(f"saved at iteration {training.iteration}", flush=True)
+    print(f"saved at iteration {training.iteration}")
 
 
 class Training:
@@ -152,7 +152,7 @@ class Training:
         if self.device.type == "cpu" and parameters > 10**6 and "quick" in self.task.scales:
             print(f"{FOR_A_GPU}: --scale quick takes a minute")
             self.advice = f"; {FOR_A_GPU}"
-        print(f"from iteration {self.iteration} on", flush=True)
+        print(f"from iteration {self.iteration} on")
         self.make_step()
         for source, state in zip(self.generators, self.rng_states):
             source.set_rng_state(state.cpu())  # now: rehearsals of the step draw too
@@ -173,9 +173,9 @@ class Training:
         *_, latest = saved["processes"]
         files.require_same_flags(path, latest["config"], self.task.config)
         self.model.load_state_dict(saved["model"])
-        here = {k: v for k, v in self.optimizer.param_groups[0].items() if k != "params"}
+        options = self.optimizer.param_groups  # with self.rate, and for this kind of device
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.optimizer.param_groups[0] |= here  # it may come from another kind of device
+        self.optimizer.param_groups = options
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
@@ -220,11 +220,9 @@ class Training:
         self.rows.append([self.iteration, *means, rate, seconds])
 
     def means(self):
-        """Of loss and accuracy since the last row of curve.csv; right after a row, its own."""
-        at, *means = self.rows[-1][:3] if self.rows else (0,)
-        if self.iteration > at:
-            means = [x.item() / (self.iteration - at) for x in self.sums.values()]
-        return means
+        """Of loss and accuracy since the last row of curve.csv."""
+        at = self.rows[-1][0] if self.rows else 0
+        return [x.item() / (self.iteration - at) for x in self.sums.values()]
 
     def say_progress(self, live):
         """A line on how far this is; waits for the device."""
