@@ -40,7 +40,7 @@ def write(path, content, keep=None):
 
 def write_json(path, content):
     try:
-        text = json.dumps(content, indent=1, allow_nan=False)
+        text = json.dumps(content, indent=1, allow_nan=False, default=lambda x: x.tolist())
     except ValueError:
         raise End(NOT_FINITE, f"a number is not finite: {path}") from None
     write(path, f"{text}\n".encode())
