@@ -1,7 +1,7 @@
 """Reverse ordering + delayed addition (Fig. 7): read x1..xL, then add xL..x1 to y1..yL, mod K.
 
     python delayed_add.py --model lstm --pe sin --vocab 1024 --seed 0
-    python delayed_add.py --scale quick --all fig7
+    python delayed_add.py --scale desk --all fig7
 
     in   3 1 4 2 9 8        x = 3 1 4, then y = 2 9 8, without a command; time runs 1 .. 2L
     out  . . . 6 0 1        4+2, 1+9, 3+8 with K = 10; . is not answered and has no loss
@@ -20,7 +20,6 @@ SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=30
 FIG7 = {
     "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088], seed=SEEDS),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128], seed=SEEDS),
-    "quick": cross(model="lstm", pe=WITH_CONSTANT, vocab=32, seed=range(3)),
 }
 FIG7_GRU = {"paper": cross(model="gru", pe=BOTH, vocab=896, seed=SEEDS)}
 FIG7_SMALL = {"desk": cross(**SMALL, pe=["none", "constant", "dup", "sin"], seed=SEEDS)}
@@ -32,9 +31,6 @@ class DelayedAddition(Task):
         "paper": dict(vocab=1024, length=16, iterations=600_000),
         "desk": dict(
             length=8, vocab=128, hidden=128, embed=128, batch=64, lr=1e-3, iterations=20_000
-        ),
-        "quick": dict(
-            length=8, vocab=32, hidden=64, embed=64, batch=64, lr=1e-2, iterations=3000
         ),
         "smoke": SMOKE | dict(length=4, vocab=8, held_out=32),
     }

@@ -27,7 +27,6 @@ class VariableLength(Reverse):
     scales = {
         "paper": {},
         "desk": Reverse.scales["desk"] | dict(min_length=8),
-        "quick": Reverse.scales["quick"] | dict(min_length=16),
         "smoke": Reverse.scales["smoke"] | dict(min_length=4),
     }
     flags = (Flag("min_length", 32, SHORTEST, int, least=1),)
