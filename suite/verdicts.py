@@ -155,15 +155,11 @@ def difference(plus, minus=()):
     n = min(map(len, samples))
     if n < ENOUGH:
         return None
-    # Less the first value, so that of equal values the mean is exactly theirs
-    shifted = [np.subtract(x, x[0]) for x in samples]
-    means = [x[0] + np.mean(less) for x, less in zip(samples, shifted)]
-    squares = np.array([np.var(less, ddof=1) / len(less) for less in shifted])
-    each = np.array([len(x) - 1 for x in samples])
-    total = squares.sum()
-    shares = squares / total if total > 0 else each / each.sum()
-    value = sum(means[: len(plus)]) - sum(means[len(plus) :])
-    freedom = 1 / (shares**2 / each).sum()
+    value = sum(map(np.mean, plus)) - sum(map(np.mean, minus))
+    squares = [np.var(sample, ddof=1) / len(sample) for sample in samples]
+    total = sum(squares)
+    each = [square**2 / (len(sample) - 1) for square, sample in zip(squares, samples)]
+    freedom = total**2 / sum(each) if total else n  # without an error any will do
     return Difference(float(value), float(np.sqrt(total)), float(freedom), n)
 
 
