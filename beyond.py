@@ -73,7 +73,7 @@ def more_of_fig2(rows):
         for model in runs.levels("model"):
             text = "The clock raises the area under the accuracy of"
             text += f" {with_article(model)} over log2 K."
-            yield clock_raises(runs, text, areas, model, primary="end")
+            yield clock_raises(runs.where(model=model), text, areas, primary="end")
 
     title = "Reverse ordering, seeds 11 to 13"
     notes = (vocabulary_intervals,)
@@ -86,7 +86,7 @@ def vocabulary_intervals(runs):
         yield from vocabulary_sentences(runs, level)
         measure = functools.partial(crossings, level=level)
         for model in runs.levels("model"):
-            added = clock_raises(runs, "", measure, model).numbers
+            added = clock_raises(runs.where(model=model), "", measure).numbers
             if added:
                 of = f"the K at {level:.0%} of {with_article(model)}"
                 yield f"What the clock adds to log2 of {of}: {added}."
@@ -225,7 +225,7 @@ def worths(runs):
     """
     iterations = sorted(runs.levels("iterations"))
     places, found = np.log2(np.divide(iterations, iterations[0])), []
-    for seed, none in each_seed(runs, "iterations", pe="none").items():
+    for seed, none in each_seed(runs.where(pe="none"), "iterations").items():
         for clock in runs.values(pe="sin", iterations=iterations[0], seed=seed):
             found.append(crossing(places, np.negative(none), -clock))
     return found
@@ -252,7 +252,7 @@ def readings(runs):
 
     What `none` gains is paired: a seed's trials share first weights, data and held-out set.
     """
-    none, sin = (each_seed(runs, "iterations", pe=pe).values() for pe in BOTH)
+    none, sin = (each_seed(runs.where(pe=pe), "iterations").values() for pe in BOTH)
     ends = [accuracies[-1] for accuracies in none]
     lead = difference([[accuracies[-1] for accuracies in sin]], [ends])
     last_gain = difference([[accuracies[-1] - accuracies[-2] for accuracies in none]])

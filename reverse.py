@@ -127,13 +127,14 @@ FIG2_NOTES = gain_sentences, vocabulary_sentences
 @Reverse.figure("fig2", "Reverse ordering", FIG2, metrics=BOTH_METRICS, notes=FIG2_NOTES)
 def fig2(runs):
     for model in runs.levels("model"):
-        vocabs, name = runs.levels("vocab", model=model), with_article(model)
+        of, name = runs.where(model=model), with_article(model)
+        vocabs = of.levels("vocab")
         text = f"The clock helps {name} at K = {max(vocabs)}, the largest."
-        yield gain(runs, text, primary="title", model=model, vocab=max(vocabs))
+        yield gain(of, text, primary="title", vocab=max(vocabs))
         if len(vocabs) > 2:  # two vocabularies are too far apart for a line between them
             text = f"The clock raises the vocabulary that {name} handles"
             text += " (log2 K at 95% accuracy)."
-            yield clock_raises(runs, text, crossings, model, primary="title")
+            yield clock_raises(of, text, crossings, primary="title")
 
 
 # -- Figs. 12 and 13: other vectors in place of the clock

@@ -55,14 +55,13 @@ def number(result, metric):
     return float(metric(result) if callable(metric) else result.metrics[metric])
 
 
-def each_seed(runs, flag, **where):
+def each_seed(runs, flag):
     """{seed: token accuracies in the order of the flag's values}, of seeds that have all."""
-    values, found = sorted(runs.levels(flag, **where)), {}
-    for seed in runs.levels("seed", **where):
-        these = runs.where(**where, seed=seed)
-        accuracies = [x for value in values for x in these.values(**{flag: value})]
-        if len(accuracies) == len(values):
-            found[seed] = accuracies
+    found = {}
+    for seed in runs.levels("seed"):
+        these = sorted(runs.where(seed=seed), key=lambda result: result.flags[flag])
+        if len(these) == len(runs.levels(flag)):
+            found[seed] = [number(result, "token_accuracy") for result in these]
     return found
 
 
@@ -227,11 +226,19 @@ def controls(runs):
     return ["none", *[pe for pe in ("constant", "dup") if pe in runs.levels("pe")][:1]]
 
 
+def clock_raises(runs, text, measure, pe="sin", primary=""):
+    """Is a measure, of Results one number a seed, higher with the clock than with controls?"""
+    lows = {control: measure(runs.where(pe=control)) for control in controls(runs)}
+    return better(text, measure(runs.where(pe=pe)), lows, primary)
+
+
 def gain(runs, text, metric="token_accuracy", pe="sin", primary="", **where):
     """The clock raises a metric above every control's, among the trials with these flags."""
-    runs = runs.where(**where)
-    lows = {control: runs.values(metric, pe=control) for control in controls(runs)}
-    return better(text, runs.values(metric, pe=pe), lows, primary)
+
+    def values(these):
+        return these.values(metric)
+
+    return clock_raises(runs.where(**where), text, values, pe, primary)
 
 
 def no_gain(text, high, low, margin):
@@ -269,40 +276,29 @@ def holm(verdicts):
 
 
 # -- What figures over the vocabulary ask
-def crossings(runs, level=0.95, **where):
+def crossings(runs, level=0.95):
     """log2 of the K at which accuracy falls to a level, of each seed with all vocabularies."""
-    places = np.log2(sorted(runs.levels("vocab", **where)))
-    seeds = each_seed(runs, "vocab", **where)
+    places, seeds = np.log2(sorted(runs.levels("vocab"))), each_seed(runs, "vocab")
     return [crossing(places, heights, level) for heights in seeds.values()]
 
 
-def areas(runs, **where):
+def areas(runs):
     """The area under accuracy over log2 K, of each seed that has all vocabularies.
 
     Neighbours are joined by straight lines. It is divided by the range of log2 K: all
     right is 1.
     """
-    places = np.log2(sorted(runs.levels("vocab", **where)))
-    found = []
-    for heights in each_seed(runs, "vocab", **where).values():
-        found.append(np.trapezoid(heights, places) / (places[-1] - places[0]))
-    return found
-
-
-def clock_raises(runs, text, measure, model, primary=""):
-    """Is a measure, one number a seed, higher with the clock than with every control?"""
-    sin = measure(runs, model=model, pe="sin")
-    lows = {pe: measure(runs, model=model, pe=pe) for pe in controls(runs)}
-    return better(text, sin, lows, primary)
+    places, seeds = np.log2(sorted(runs.levels("vocab"))), each_seed(runs, "vocab")
+    width = places[-1] - places[0]
+    return [np.trapezoid(heights, places) / width for heights in seeds.values()]
 
 
 def vocabulary_sentences(runs, level=0.95):
     """The vocabulary that each model handles."""
     for model in runs.levels("model"):
-        vocabs = sorted(runs.levels("vocab", model=model))
-        found = {}
-        for pe in runs.levels("pe", model=model):
-            found[pe] = crossings(runs, level, model=model, pe=pe)
+        of = runs.where(model=model)
+        vocabs = sorted(of.levels("vocab"))
+        found = {pe: crossings(of.where(pe=pe), level) for pe in of.levels("pe")}
         seeds = [at for each in found.values() for at in each]
         if len(vocabs) > 2 and seeds:
             means = [f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at]
