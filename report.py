@@ -74,11 +74,12 @@ def load(kind, name, scale, out, words=()):
     return trials, Results(found, [trial.row for trial in trials])
 
 
-def figures_at(scale):
-    for kind in TASKS:
+def figures_at(scale, kinds=TASKS):
+    """Yields (task, name) of every figure that has trials at this scale."""
+    for kind in kinds:
         for name, figure in kind.figures.items():
             if figure.grids.get(scale):
-                yield kind, name, figure
+                yield kind, name
 
 
 @functools.cache
@@ -88,9 +89,9 @@ def verdicts_at(scale, out):
     A primary claim is judged when all trials of its figure are done.
     """
     keys, verdicts, found = [], [], defaultdict(list)
-    for kind, name, figure in figures_at(scale):
+    for kind, name in figures_at(scale):
         _, results = load(kind, name, scale, out)
-        for verdict in figure.verdicts(results):
+        for verdict in kind.figures[name].verdicts(results):
             if verdict.primary and len(results) < len(results.rows):
                 verdict = Verdict(verdict.text, primary=verdict.primary)
             keys.append((kind.name, name))
@@ -248,7 +249,7 @@ def list_trials(folder):
 # -- RESULTS.md: made between two markers; a person wrote what is above and below them
 def page(out, folder):
     """The lines between the markers."""
-    for kind, name, _ in figures_at("desk"):
+    for kind, name in figures_at("desk"):
         yield from section(kind, name, "desk", out, folder=folder)
     for path in sorted(Path(out).glob("bench/*.json")):
         content = json.loads(path.read_text())
@@ -308,7 +309,7 @@ def dispatch(args, names, words):
         print(*list_trials(names[0]), sep="\n")
         return 0
     kinds = [find_kind(names[0])] if names else TASKS
-    figures = [(kind, name) for kind in kinds for name in names[1:] or kind.figures]
+    figures = [(kinds[0], name) for name in names[1:]] or figures_at(args.scale, kinds)
     found = False
     for kind, name in figures:
         if name not in kind.figures:
