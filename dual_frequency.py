@@ -98,7 +98,7 @@ class DualFrequency(Reverse):
         return distinct_rows(draw, count, *stream, device=device)
 
     def test_episode(self):
-        inputs = super().test_episode().inputs
+        inputs = self.with_commands(self.held_out.rows)
         each = len(inputs) // (len(CONDITIONS) * self.length)
         position = torch.arange(self.length, device=inputs.device)
         position = position.repeat_interleave(each).repeat(len(CONDITIONS))[:, None]  # (N, 1)
@@ -127,6 +127,7 @@ FIG3 = {
     + cross(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D, seed=SEEDS),
 }
 FIG3_FRESH = {"desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK, seed=FRESH)}
+LATE = "(asked after the data were seen)"
 WORST = {"lstm": (0, "first"), "s4d": (1, "second")}  # the quarter that the paper names
 
 
@@ -137,12 +138,6 @@ def retrieval(*conditions):
         return np.mean([result.metrics["by_condition"][c] for c in conditions])
 
     return measure
-
-
-def by_quarter(result, condition):
-    """The accuracy in each quarter of the target's positions; the first is read first."""
-    quarters = np.array_split(result.metrics["by_condition"][condition], 4)
-    return [quarter.mean() for quarter in quarters if len(quarter)]
 
 
 def by_position(result):
@@ -174,30 +169,23 @@ def fig3(runs):
         yield higher_in_pairs(text, frequent, rare)
         text = f"The clock helps {name} among Rare disturbants."
         yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
-        yield from judge_targets(runs, model)
+        for kind in KINDS:
+            text = f"The clock helps {name} answer {kind.capitalize()} targets among Rare"
+            text += f" disturbants {LATE}."
+            yield gain(runs, text, retrieval(f"{kind}/rare"), model=model)
         if model in WORST:
             yield from judge_positions(none, model)
-
-
-LATE = "(asked after the data were seen)"
-
-
-def judge_targets(runs, model):
-    """The clock's help for each kind of target."""
-    for kind in KINDS:
-        text = f"The clock helps {with_article(model)} answer {kind.capitalize()} targets"
-        text += f" among Rare disturbants {LATE}."
-        yield gain(runs, text, retrieval(f"{kind}/rare"), model=model)
 
 
 def judge_positions(none, model):
     """Without a clock, is one quarter of the positions as bad as the paper says?"""
     worst, ordinal = WORST[model]
-    quarters = [by_quarter(result, "frequent/rare") for result in none]
-    if any(len(each) < 4 for each in quarters):
-        return  # inputs of fewer than four integers
-    there = [each[worst] for each in quarters]
-    elsewhere = [np.delete(each, worst).mean() for each in quarters]
+    there, elsewhere = [], []
+    for result in none:
+        quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
+        means = [quarter.mean() for quarter in quarters]
+        there.append(means.pop(worst))
+        elsewhere.append(np.mean(means))
     text = f"Among Rare disturbants {with_article(model)} without a clock answers Frequent"
     text += f" targets worse in the {ordinal} quarter of positions than elsewhere {LATE}."
     yield higher_in_pairs(text, elsewhere, there)
