@@ -30,22 +30,11 @@ from suite.verdicts import (
     with_article,
 )
 
-
 # -- Fig. 2 of other trials
-def rows_of_16_tokens(of_gru, vocab, s4d_iterations, **flags):
-    """At the K `of_gru` and, of the other models, `vocab`."""
-    cell = dict(pe=WITH_CONSTANT, vocab=vocab, **flags, seed=SEEDS)
-    return [
-        *cross(model="gru", **cell | dict(vocab=of_gru)),
-        *cross(model="lstm", **cell),
-        *cross(model="s4d", **cell | dict(iterations=s4d_iterations, lr=1e-2)),
-    ]
-
-
 PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, iterations=20_000)
 
 
-def like_fig2(fig2):
+def like_fig2(fig2, short, twice):
     """The same questions, asked after such trials had been seen."""
 
     def exploratory(runs):
@@ -56,8 +45,6 @@ def like_fig2(fig2):
         return Figure(title, {"desk": rows}, exploratory, BOTH_METRICS, notes=notes, **options)
 
     title = "Reverse ordering, L = 16"
-    short = rows_of_16_tokens([16, 64, 256], [64, 256, 1024], 10_000)
-    twice = rows_of_16_tokens([16, 256], [64, 1024], 20_000, iterations=60_000)
     early = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **PAPERS_SIZE, seed=range(3))
     return {
         "fig2-short": figure(title, short),
