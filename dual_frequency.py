@@ -11,9 +11,6 @@ counts. The paper: without the clock, what hurts is Rare disturbants, not Rare t
 (section 4.2).
 """
 
-import math
-from collections import defaultdict
-
 import numpy as np
 import torch
 
@@ -60,32 +57,33 @@ class DualFrequency(Reverse):
 
     def mass(self, rows):
         rare = (rows >= self.vocab // 2).sum(1).double()
-        log_probability = rare * math.log(1 / 8) + (self.length - rare) * math.log(7 / 8)
-        return (log_probability + self.length * math.log(2 / self.vocab)).exp().sum().item()
+        chances = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
+        return chances.sum().item() * (2 / self.vocab) ** self.length
 
     # -- the test: a target among disturbants, in the order of condition, position, repeat
 
     def patterns(self):
-        """{tuple of bools, True where Rare: [(condition, position of the target), ...]}"""
-        patterns = defaultdict(list)
-        for condition, name in enumerate(CONDITIONS):
-            target, disturbants = name.split("/")
+        """Where integers are Rare, for each condition and position of the target."""
+        patterns = []
+        for condition in CONDITIONS:
+            target, disturbants = condition.split("/")
             for position in range(self.length):
                 pattern = [disturbants == "rare"] * self.length
                 pattern[position] = target == "rare"
-                patterns[tuple(pattern)].append((condition, position))
+                patterns.append(tuple(pattern))
         return patterns
 
     def test_rows(self, device):
         """No row occurs twice: those of one pattern are drawn together."""
-        each = self.args.held_out // (len(CONDITIONS) * self.length)
-        shape = len(CONDITIONS), self.length, each, self.length
+        patterns = self.patterns()
+        each = self.args.held_out // len(patterns)
+        shape = len(patterns), each, self.length
         test = torch.empty(shape, dtype=torch.int64, device=device)
-        for number, (pattern, uses) in enumerate(self.patterns().items()):
+        for number, pattern in enumerate(dict.fromkeys(patterns)):
+            uses = [i for i, other in enumerate(patterns) if other == pattern]
             rows = self.rows_of_pattern(number, pattern, each * len(uses), device)
-            for use, part in zip(uses, rows.split(each)):
-                test[use] = part
-        return test.flatten(0, 2)  # (N, L)
+            test[uses] = rows.unflatten(0, (len(uses), each))
+        return test.flatten(0, 1)  # (N, L)
 
     def rows_of_pattern(self, number, pattern, count, device):
         half = self.vocab // 2
