@@ -21,10 +21,9 @@ class Result(NamedTuple):
 
     @property
     def curve(self):
-        """{column: [numbers]} of curve.csv."""
-        header, *rows = (self.folder / "curve.csv").read_text().split()
-        numbers = [map(float, row.split(",")) for row in rows]
-        return dict(zip(header.split(","), zip(*numbers)))
+        """curve.csv; curve["loss"] is a column."""
+        path = self.folder / "curve.csv"
+        return np.genfromtxt(path, delimiter=",", names=True, ndmin=1)
 
 
 class Results(list):
@@ -70,12 +69,11 @@ def crossing(places, heights, level):
 
     If the first height is below, it is the first place; if none is, the last.
     """
-    for i, height in enumerate(heights):
-        if height < level and i == 0:
-            return places[0]
-        if height < level:
-            fallen = (heights[i - 1] - level) / (heights[i - 1] - height)
-            return places[i - 1] + fallen * (places[i] - places[i - 1])
+    if heights[0] < level:
+        return places[0]
+    for (left, before), (right, after) in itertools.pairwise(zip(places, heights)):
+        if after < level:
+            return left + (before - level) / (before - after) * (right - left)
     return places[-1]
 
 
@@ -256,10 +254,9 @@ def no_gain_of_dup(runs, what):
     return no_gain(text, runs.values(pe="dup"), runs.values(pe="none"), 0.02)
 
 
-def gain_by_vocabulary(runs, what, metric="token_accuracy", **where):
-    for vocab in runs.levels("vocab", **where):
-        text = f"The clock helps {what} at K = {vocab}."
-        yield gain(runs, text, metric, vocab=vocab, **where)
+def gain_by_vocabulary(runs, what, metric="token_accuracy"):
+    for vocab in runs.levels("vocab"):
+        yield gain(runs, f"The clock helps {what} at K = {vocab}.", metric, vocab=vocab)
 
 
 def holm(verdicts):
