@@ -137,10 +137,9 @@ def mamba():
     """In reverse ordering."""
     one_block = dict(lr=2e-2, iterations=2000, pe=["none", "constant", "dup", "sin"])
     rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024], seed=SEEDS)
-    deep = []
+    deep, cell = [], dict(iterations=4000, pe=WITH_CONSTANT, seed=SEEDS)
     for blocks, vocab, lr in DEPTHS:
-        cell = dict(iterations=4000, blocks=blocks, vocab=vocab, lr=lr)
-        deep += cross(**MAMBA, **cell, pe=WITH_CONSTANT, seed=SEEDS)
+        deep += cross(**MAMBA, blocks=blocks, vocab=vocab, lr=lr, **cell)
 
     def judge_vocabularies(runs):
         return gain_by_vocabulary(runs, "one block of Mamba")

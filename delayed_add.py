@@ -44,10 +44,9 @@ class DelayedAddition(Task):
         return Episode(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
 
 
-SMALL_TITLE = "Delayed addition, 64 units, 3,000 iterations"
-
-
-@DelayedAddition.figure("fig7-small", SMALL_TITLE, FIG7_SMALL)
+@DelayedAddition.figure(
+    "fig7-small", "Delayed addition, 64 units, 3,000 iterations", FIG7_SMALL
+)
 @DelayedAddition.figure("fig7", "Reverse ordering + delayed addition", FIG7)
 def fig7(runs):
     return gain_by_vocabulary(runs, "an LSTM add")

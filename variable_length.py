@@ -98,10 +98,9 @@ def by_length(result):
     yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
-OVER_LENGTH = dict(x="input length", curves=by_length)
-
-
-@VariableLength.figure("fig11", "Varying length", FIG11, metrics=BOTH_METRICS, **OVER_LENGTH)
+@VariableLength.figure(
+    "fig11", "Varying length", FIG11, metrics=BOTH_METRICS, x="input length", curves=by_length
+)
 def fig11(runs):
     yield gain(runs, "The clock helps an LSTM although the length varies.")
 
