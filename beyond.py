@@ -81,13 +81,13 @@ def vocabulary_intervals(runs):
 
 # -- Which clock
 PHASES = {
-    ("encode", "input"): "clock while reading",
-    ("encode", "output"): "clock while answering",
+    "clock while reading": dict(encode="input"),
+    "clock while answering": dict(encode="output"),
 }
 THIRDS = {
-    ("bands", "0:0.3334"): "fast third of its frequencies",
-    ("bands", "0.3334:0.6667"): "middle third of its frequencies",
-    ("bands", "0.6667:1"): "slow third of its frequencies",
+    "fast third of its frequencies": dict(bands="0:0.3334"),
+    "middle third of its frequencies": dict(bands="0.3334:0.6667"),
+    "slow third of its frequencies": dict(bands="0.6667:1"),
 }
 MISSING = {"random": "order", "ramp": "a period", "shuffled": "continuity"}
 CLOCKS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
@@ -96,8 +96,8 @@ CLOCKS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
 def which_clock(title, cell, parts=PHASES):
     """`cell` holds all trials' flags; `parts` are those of the clock that are tried alone."""
     rows = cross(**cell, pe=CLOCKS, seed=SEEDS)
-    for flag, value in parts:
-        rows += cross(**cell, pe="sin", **{flag: value}, seed=SEEDS)
+    for flags in parts.values():
+        rows += cross(**cell, pe="sin", **flags, seed=SEEDS)
 
     def judge(runs):
         whole = runs.where(encode=None, bands=None)
@@ -106,9 +106,9 @@ def which_clock(title, cell, parts=PHASES):
             text = f"{title}: the clock is better than one without {missing} ({pe})."
             yield higher(text, sin, whole.values(pe=pe))
         controls = {pe: whole.values(pe=pe) for pe in ("none", "dup")}
-        for (flag, value), part in parts.items():
+        for part, flags in parts.items():
             text = f"{title}: the {part} alone helps."
-            yield better(text, runs.values(**{flag: value}), controls)
+            yield better(text, runs.values(**flags), controls)
 
     x = ("pe", "encode", "bands")
     return {"clocks": Figure(f"{title}: which clock", {"desk": rows}, judge, x=x)}

@@ -73,7 +73,6 @@ FIG2 = {  # vocab is K, length is L, where it is not the scale's
 class Reverse(Task):
     name = "reverse"
     scales = {
-        "paper": {},
         "desk": dict(
             length=16, vocab=64, hidden=128, embed=128, batch=64, lr=3e-3, iterations=30_000
         ),

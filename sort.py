@@ -26,7 +26,6 @@ FIG12 = {"paper": cross(model="lstm", pe=WITH_DUP, vocab=16384, seed=SEEDS)}
 class Sort(Task):
     name = "sort"
     scales = {
-        "paper": {},
         "desk": dict(
             length=16, vocab=1024, hidden=128, embed=128, batch=64, lr=1e-2, iterations=20_000
         ),

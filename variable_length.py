@@ -25,7 +25,6 @@ SHORTEST = "integers in the shortest input (longest: --length); --held-out is pe
 class VariableLength(Reverse):
     name = "variable_length"
     scales = {
-        "paper": {},
         "desk": Reverse.scales["desk"] | dict(min_length=8),
         "smoke": Reverse.scales["smoke"] | dict(min_length=4),
     }
@@ -34,8 +33,9 @@ class VariableLength(Reverse):
 
     def check(self):
         if self.args.min_length > self.length:
-            found = f"--min-length {self.args.min_length} is above --length {self.length}"
-            raise Refused(found)
+            raise Refused(
+                f"--min-length {self.args.min_length} is above --length {self.length}"
+            )
         super().check()
 
     def lengths(self):
