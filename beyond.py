@@ -12,7 +12,7 @@ import functools
 
 import numpy as np
 
-from suite.task import BOTH, BOTH_METRICS, SEEDS, WITH_CONSTANT, Figure, cross
+from suite.task import BOTH, BOTH_METRICS, WITH_CONSTANT, Figure, cross
 from suite.verdicts import (
     all_of,
     areas,
@@ -95,9 +95,9 @@ CLOCKS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
 
 def which_clock(title, cell, parts=PHASES):
     """`cell` holds all trials' flags; `parts` are those of the clock that are tried alone."""
-    rows = cross(**cell, pe=CLOCKS, seed=SEEDS)
+    rows = cross(**cell, pe=CLOCKS)
     for flags in parts.values():
-        rows += cross(**cell, pe="sin", **flags, seed=SEEDS)
+        rows += cross(**cell, pe="sin", **flags)
 
     def judge(runs):
         whole = runs.where(encode=None, bands=None)
@@ -118,7 +118,7 @@ def which_clock(title, cell, parts=PHASES):
 def models_of_today(title, cell):
     rows = []
     for model in ("mingru", "mamba"):
-        rows += cross(**cell | dict(model=model), pe=["none", "dup", "sin"], seed=SEEDS)
+        rows += cross(**cell | dict(model=model), pe=["none", "dup", "sin"])
 
     def judge(runs):
         yield gain(runs, f"{title}: the clock helps a minGRU.", model="mingru")
@@ -136,8 +136,8 @@ DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
 def mamba():
     """In reverse ordering."""
     one_block = dict(lr=2e-2, iterations=2000, pe=["none", "constant", "dup", "sin"])
-    rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024], seed=SEEDS)
-    deep, cell = [], dict(iterations=4000, pe=WITH_CONSTANT, seed=SEEDS)
+    rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024])
+    deep, cell = [], dict(iterations=4000, pe=WITH_CONSTANT)
     for blocks, vocab, lr in DEPTHS:
         deep += cross(**MAMBA, blocks=blocks, vocab=vocab, lr=lr, **cell)
 

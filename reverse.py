@@ -22,7 +22,6 @@ from suite import cli
 from suite.task import (
     BOTH,
     BOTH_METRICS,
-    SEEDS,
     SMOKE,
     WITH_CONSTANT,
     WITH_DUP,
@@ -62,8 +61,8 @@ def fig2_at_desk(seeds):
 
 
 FIG2 = {  # vocab is K, length is L, where it is not the scale's
-    "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256], seed=SEEDS)
-    + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)], seed=SEEDS),
+    "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256])
+    + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)]),
     "desk": fig2_at_desk(FRESH),
     "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),  # pairs side by side
     "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
@@ -145,13 +144,13 @@ def fig2(runs):
 LARGE, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=1024)
 OF_FIG13 = ["none", "sin", "random", "learned"]
 FIG12 = {
-    "paper": cross(pe=WITH_DUP, **LARGE, seed=SEEDS),
-    "desk": cross(**DESK_LSTM, pe=["none", "constant", "dup", "sin"], seed=SEEDS),
+    "paper": cross(pe=WITH_DUP, **LARGE),
+    "desk": cross(**DESK_LSTM, pe=["none", "constant", "dup", "sin"]),
 }
 FIG13 = {
-    "paper": cross(pe=OF_FIG13, **LARGE, seed=SEEDS),
-    "desk": cross(**DESK_LSTM, pe=["constant", *OF_FIG13], amplitude=None, seed=SEEDS)
-    + cross(**DESK_LSTM, pe="learned", amplitude=1.0, seed=SEEDS),
+    "paper": cross(pe=OF_FIG13, **LARGE),
+    "desk": cross(**DESK_LSTM, pe=["constant", *OF_FIG13], amplitude=None)
+    + cross(**DESK_LSTM, pe="learned", amplitude=1.0),
 }
 
 
@@ -180,7 +179,7 @@ def fig13(runs):
 
 SMALL = dict(length=32, hidden=64, embed=64, lr=2e-2)
 SMALL_LSTM = dict(model="lstm", vocab=16, iterations=3000, **SMALL)
-FIXED_LENGTH = {"desk": cross(**SMALL_LSTM, pe=["dup", *OF_FIG13], seed=SEEDS)}
+FIXED_LENGTH = {"desk": cross(**SMALL_LSTM, pe=["dup", *OF_FIG13])}
 
 
 # Its verdicts are those of Fig. 14, of variable_length.py
@@ -193,8 +192,8 @@ Reverse.figures["fig14-fixed"] = Figure(
 def trained_more(pe="none", iterations=300_000, batch=512, **cell):
     """As usual and for twice the iterations; of `none` also with twice the batch."""
     longer = [iterations, 2 * iterations]
-    rows = cross(**cell, pe=pe, iterations=longer, batch=batch, seed=SEEDS)
-    return rows + cross(**cell, pe="none", iterations=iterations, batch=2 * batch, seed=SEEDS)
+    rows = cross(**cell, pe=pe, iterations=longer, batch=batch)
+    return rows + cross(**cell, pe="none", iterations=iterations, batch=2 * batch)
 
 
 MORE = {
@@ -226,8 +225,8 @@ def section_4_1(runs):
 
 # -- Beyond the paper
 SMALL_GRU = dict(model="gru", vocab=16, **SMALL, iterations=2000)
-SHORT = of_three_models([16, 64, 256], [64, 256, 1024], seed=SEEDS)
-TWICE_AS_LONG = of_three_models([16, 256], [64, 1024], 20_000, iterations=60_000, seed=SEEDS)
+SHORT = of_three_models([16, 64, 256], [64, 256, 1024])
+TWICE_AS_LONG = of_three_models([16, 256], [64, 1024], 20_000, iterations=60_000)
 Reverse.figures |= beyond.like_fig2(Reverse.figures["fig2"], SHORT, TWICE_AS_LONG)
 Reverse.figures |= beyond.more_of_fig2(fig2_at_desk(range(11, 14)))
 Reverse.figures |= beyond.which_clock("Reverse ordering", SMALL_GRU)
