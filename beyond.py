@@ -114,20 +114,7 @@ def which_clock(title, cell, parts=PHASES):
     return {"clocks": Figure(f"{title}: which clock", {"desk": rows}, judge, x=x)}
 
 
-# -- Models of today
-def models_of_today(title, cell):
-    rows = []
-    for model in ("mingru", "mamba"):
-        rows += cross(**cell | dict(model=model), pe=["none", "dup", "sin"])
-
-    def judge(runs):
-        yield gain(runs, f"{title}: the clock helps a minGRU.", model="mingru")
-        yield gain(runs, f"{title}: the clock helps one block of Mamba.", model="mamba")
-
-    heading = f"{title}: minGRU; one block of Mamba"
-    return {"models-of-today": Figure(heading, {"desk": rows}, judge, picture=False)}
-
-
+# -- Mamba, a model of today
 MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
 # Blocks, K, the rate best for pe none on seed 100
 DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)

@@ -61,7 +61,6 @@ def fig7_gru(runs):
 DelayedAddition.figures |= beyond.which_clock(
     "Delayed addition", SMALL, beyond.PHASES | beyond.THIRDS
 )
-DelayedAddition.figures |= beyond.models_of_today("Delayed addition", SMALL)
 
 if __name__ == "__main__":
     raise SystemExit(cli.main(DelayedAddition))

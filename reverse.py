@@ -230,7 +230,6 @@ TWICE_AS_LONG = of_three_models([16, 256], [64, 1024], 20_000, iterations=60_000
 Reverse.figures |= beyond.like_fig2(Reverse.figures["fig2"], SHORT, TWICE_AS_LONG)
 Reverse.figures |= beyond.more_of_fig2(fig2_at_desk(range(11, 14)))
 Reverse.figures |= beyond.which_clock("Reverse ordering", SMALL_GRU)
-Reverse.figures |= beyond.models_of_today("Reverse ordering", SMALL_GRU)
 Reverse.figures |= beyond.mamba()
 Reverse.figures |= beyond.end_of_training()
 

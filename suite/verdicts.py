@@ -78,11 +78,11 @@ def crossing(places, heights, level):
 
 
 def name_of(model):
-    return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
+    return "Mamba" if model == "mamba" else model.upper()
 
 
 def with_article(model):
-    return {"gru": "a GRU", "lstm": "an LSTM", "mingru": "a minGRU"}.get(model, name_of(model))
+    return {"gru": "a GRU", "lstm": "an LSTM"}.get(model, name_of(model))
 
 
 # -- Student's t
