@@ -221,7 +221,10 @@ def better(text, high, lows, primary=""):
 
 def controls(runs):
     """What the clock has to be better than: none, and as many inputs without a clock."""
-    return ["none", *[pe for pe in ("constant", "dup") if pe in runs.levels("pe")][:1]]
+    for pe in ("constant", "dup"):
+        if pe in runs.levels("pe"):
+            return ["none", pe]
+    return ["none"]
 
 
 def clock_raises(runs, text, measure, pe="sin", primary=""):
