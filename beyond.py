@@ -12,7 +12,7 @@ import functools
 
 import numpy as np
 
-from suite.task import BOTH, BOTH_METRICS, SEEDS, WITH_CONSTANT, Figure, cross
+from suite.task import BOTH, BOTH_METRICS, WITH_CONSTANT, Figure, cross
 from suite.verdicts import (
     all_of,
     areas,
@@ -30,22 +30,11 @@ from suite.verdicts import (
     with_article,
 )
 
-
 # -- Fig. 2 of other trials
-def rows_of_16_tokens(of_gru, vocab, s4d_iterations, **flags):
-    """At the K `of_gru` and, of the other models, `vocab`."""
-    cell = dict(pe=WITH_CONSTANT, vocab=vocab, **flags, seed=SEEDS)
-    return [
-        *cross(model="gru", **cell | dict(vocab=of_gru)),
-        *cross(model="lstm", **cell),
-        *cross(model="s4d", **cell | dict(iterations=s4d_iterations, lr=1e-2)),
-    ]
-
-
 PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, iterations=20_000)
 
 
-def like_fig2(fig2):
+def like_fig2(fig2, short, twice):
     """The same questions, asked after such trials had been seen."""
 
     def exploratory(runs):
@@ -56,8 +45,6 @@ def like_fig2(fig2):
         return Figure(title, {"desk": rows}, exploratory, BOTH_METRICS, notes=notes, **options)
 
     title = "Reverse ordering, L = 16"
-    short = rows_of_16_tokens([16, 64, 256], [64, 256, 1024], 10_000)
-    twice = rows_of_16_tokens([16, 256], [64, 1024], 20_000, iterations=60_000)
     early = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **PAPERS_SIZE, seed=range(3))
     return {
         "fig2-short": figure(title, short),
@@ -73,7 +60,7 @@ def more_of_fig2(rows):
         for model in runs.levels("model"):
             text = "The clock raises the area under the accuracy of"
             text += f" {with_article(model)} over log2 K."
-            yield clock_raises(runs, text, areas, model, primary="end")
+            yield clock_raises(runs.where(model=model), text, areas, primary="end")
 
     title = "Reverse ordering, seeds 11 to 13"
     notes = (vocabulary_intervals,)
@@ -86,7 +73,7 @@ def vocabulary_intervals(runs):
         yield from vocabulary_sentences(runs, level)
         measure = functools.partial(crossings, level=level)
         for model in runs.levels("model"):
-            added = clock_raises(runs, "", measure, model).numbers
+            added = clock_raises(runs.where(model=model), "", measure).numbers
             if added:
                 of = f"the K at {level:.0%} of {with_article(model)}"
                 yield f"What the clock adds to log2 of {of}: {added}."
@@ -94,13 +81,13 @@ def vocabulary_intervals(runs):
 
 # -- Which clock
 PHASES = {
-    ("encode", "input"): "clock while reading",
-    ("encode", "output"): "clock while answering",
+    "clock while reading": dict(encode="input"),
+    "clock while answering": dict(encode="output"),
 }
 THIRDS = {
-    ("bands", "0:0.3334"): "fast third of its frequencies",
-    ("bands", "0.3334:0.6667"): "middle third of its frequencies",
-    ("bands", "0.6667:1"): "slow third of its frequencies",
+    "fast third of its frequencies": dict(bands="0:0.3334"),
+    "middle third of its frequencies": dict(bands="0.3334:0.6667"),
+    "slow third of its frequencies": dict(bands="0.6667:1"),
 }
 MISSING = {"random": "order", "ramp": "a period", "shuffled": "continuity"}
 CLOCKS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
@@ -108,9 +95,9 @@ CLOCKS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
 
 def which_clock(title, cell, parts=PHASES):
     """`cell` holds all trials' flags; `parts` are those of the clock that are tried alone."""
-    rows = cross(**cell, pe=CLOCKS, seed=SEEDS)
-    for flag, value in parts:
-        rows += cross(**cell, pe="sin", **{flag: value}, seed=SEEDS)
+    rows = cross(**cell, pe=CLOCKS)
+    for flags in parts.values():
+        rows += cross(**cell, pe="sin", **flags)
 
     def judge(runs):
         whole = runs.where(encode=None, bands=None)
@@ -119,9 +106,9 @@ def which_clock(title, cell, parts=PHASES):
             text = f"{title}: the clock is better than one without {missing} ({pe})."
             yield higher(text, sin, whole.values(pe=pe))
         controls = {pe: whole.values(pe=pe) for pe in ("none", "dup")}
-        for (flag, value), part in parts.items():
+        for part, flags in parts.items():
             text = f"{title}: the {part} alone helps."
-            yield better(text, runs.values(**{flag: value}), controls)
+            yield better(text, runs.values(**flags), controls)
 
     x = ("pe", "encode", "bands")
     return {"clocks": Figure(f"{title}: which clock", {"desk": rows}, judge, x=x)}
@@ -136,11 +123,10 @@ DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
 def mamba():
     """In reverse ordering."""
     one_block = dict(lr=2e-2, iterations=2000, pe=["none", "constant", "dup", "sin"])
-    rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024], seed=SEEDS)
-    deep = []
+    rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024])
+    deep, cell = [], dict(iterations=4000, pe=WITH_CONSTANT)
     for blocks, vocab, lr in DEPTHS:
-        cell = dict(iterations=4000, blocks=blocks, vocab=vocab, lr=lr)
-        deep += cross(**MAMBA, **cell, pe=WITH_CONSTANT, seed=SEEDS)
+        deep += cross(**MAMBA, blocks=blocks, vocab=vocab, lr=lr, **cell)
 
     def judge_vocabularies(runs):
         return gain_by_vocabulary(runs, "one block of Mamba")
@@ -212,7 +198,7 @@ def worths(runs):
     """
     iterations = sorted(runs.levels("iterations"))
     places, found = np.log2(np.divide(iterations, iterations[0])), []
-    for seed, none in each_seed(runs, "iterations", pe="none").items():
+    for seed, none in each_seed(runs.where(pe="none"), "iterations").items():
         for clock in runs.values(pe="sin", iterations=iterations[0], seed=seed):
             found.append(crossing(places, np.negative(none), -clock))
     return found
@@ -239,7 +225,7 @@ def readings(runs):
 
     What `none` gains is paired: a seed's trials share first weights, data and held-out set.
     """
-    none, sin = (each_seed(runs, "iterations", pe=pe).values() for pe in BOTH)
+    none, sin = (each_seed(runs.where(pe=pe), "iterations").values() for pe in BOTH)
     ends = [accuracies[-1] for accuracies in none]
     lead = difference([[accuracies[-1] for accuracies in sin]], [ends])
     last_gain = difference([[accuracies[-1] - accuracies[-2] for accuracies in none]])

@@ -22,6 +22,7 @@ import math
 import os
 import sys
 import textwrap
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -41,11 +42,9 @@ END = "<!-- made by python report.py --write up to here: edit below this line on
 # -- Finished trials
 def check_result(trial, content, figure):
     """The Result in a file, which has this trial's flags and all that is told of it."""
-    config = content["config"]
-    if what := files.compare_flags(content | config, trial.task.config):
+    named = dict.fromkeys(["seed", *trial.task.folder_words])  # None where it is missing
+    if what := files.compare_flags(named | content | content["config"], trial.task.config):
         raise ValueError(what)
-    if missing := {"seed", *trial.task.folder_words} - config.keys():
-        raise ValueError(f"without {', '.join(sorted(missing))}")
     result = Result(trial.row, content.get("metrics", content), content, trial.folder)
     for name, metric in figure.metrics.items():
         x = number(result, metric)
@@ -75,11 +74,12 @@ def load(kind, name, scale, out, words=()):
     return trials, Results(found, [trial.row for trial in trials])
 
 
-def figures_at(scale):
-    for kind in TASKS:
+def figures_at(scale, kinds=TASKS):
+    """Yields (task, name) of every figure that has trials at this scale."""
+    for kind in kinds:
         for name, figure in kind.figures.items():
             if figure.grids.get(scale):
-                yield kind, name, figure
+                yield kind, name
 
 
 @functools.cache
@@ -88,22 +88,17 @@ def verdicts_at(scale, out):
 
     A primary claim is judged when all trials of its figure are done.
     """
-    found, every = {}, []
-    for kind, name, figure in figures_at(scale):
+    keys, verdicts, found = [], [], defaultdict(list)
+    for kind, name in figures_at(scale):
         _, results = load(kind, name, scale, out)
-        verdicts = list(figure.verdicts(results))
-        if len(results) < len(results.rows):
-            verdicts = [wait_for_all(verdict) for verdict in verdicts]
-        found[kind.name, name] = verdicts
-        every += verdicts
-    corrected = iter(holm(every))
-    return {key: [next(corrected) for _ in verdicts] for key, verdicts in found.items()}
-
-
-def wait_for_all(verdict):
-    if verdict.primary:
-        return Verdict(verdict.text, primary=verdict.primary)
-    return verdict
+        for verdict in kind.figures[name].verdicts(results):
+            if verdict.primary and len(results) < len(results.rows):
+                verdict = Verdict(verdict.text, primary=verdict.primary)
+            keys.append((kind.name, name))
+            verdicts.append(verdict)
+    for key, verdict in zip(keys, holm(verdicts)):
+        found[key].append(verdict)
+    return found
 
 
 # -- What is told of a figure
@@ -184,30 +179,31 @@ def made_by(results):
     if not results:
         return n
     seconds = np.median([result.record["seconds"] for result in results])
-    processes = [(result.record, *result.record.get("earlier", [])) for result in results]
-    every = list(itertools.chain(*processes))
+    every, changed = [], 0
+    for result in results:
+        processes = [result.record, *result.record.get("earlier", [])]
+        every += processes
+        changed += any(one.get("dirty") for one in processes)
 
     def list_all(name, length=40):
         return ", ".join(sorted({str(one.get(name))[:length] for one in every}))
 
-    changed = sum(any(one.get("dirty") for one in of_trial) for of_trial in processes)
     changes = f" with local changes ({changed} of {len(results)})" if changed else ""
     where = f"{list_all('device')}; torch {list_all('torch')}; commit {list_all('commit', 7)}"
     return f"{n}, median {seconds:,.0f} s; {where}{changes}"
 
 
 def judge(kind, name, scale, out, trials, results):
-    """A figure's own seeds get corrected verdicts, other seeds uncorrected, a part none."""
+    """Sentences: corrected verdicts of a figure's own seeds, uncorrected ones of others."""
     whole, _ = load(kind, name, scale, out)
     these, grid = ({trial.folder for trial in x} for x in (trials, whole))
     if {folder.parent for folder in these} != {folder.parent for folder in grid}:
-        return []
-    if kind not in TASKS or these != grid:
-        verdicts = kind.figures[name].verdicts(results)
-        return [verdict._replace(primary="") for verdict in verdicts]
-    if scale == "quick":  # a first look
-        return []
-    return verdicts_at(scale, out)[kind.name, name]
+        yield "No verdicts: these are not all cells of the figure, or they have other flags."
+    elif kind not in TASKS or these != grid:
+        for verdict in kind.figures[name].verdicts(results):
+            yield sentence(verdict._replace(primary=""))
+    elif scale != "quick":  # a first look
+        yield from map(sentence, verdicts_at(scale, out)[kind.name, name])
 
 
 def section(kind, name, scale, out, words=(), folder="."):
@@ -220,24 +216,19 @@ def section(kind, name, scale, out, words=(), folder="."):
         return
     part = "-part" if words else ""
     path = Path(out, "figures", f"{kind.name}-{name}-{scale}{part}.svg")
-    if figure.picture and pictures.CAN_DRAW:
-        pictures.draw(figure, results, path)
-    if figure.picture and path.exists():
-        yield ""
-        yield f"![{figure.title}]({os.path.relpath(path, folder)})"
-    elif figure.picture:
-        yield "`pip install matplotlib` draws this."
+    if figure.picture:
+        if pictures.CAN_DRAW:
+            pictures.draw(figure, results, path)
+        if path.exists():
+            yield f"\n![{figure.title}]({os.path.relpath(path, folder)})"
+        else:
+            yield "`pip install matplotlib` draws this."
     yield "```text"
     yield from table(figure, results)
     yield "```"
-    for note in figure.notes:
-        for line in note(results):
-            yield f"- {line}"
-    verdicts = judge(kind, name, scale, out, trials, results)
-    for verdict in verdicts:
-        yield f"- {sentence(verdict)}"
-    if words and not verdicts and scale != "quick":
-        yield "- No verdicts: these are not all cells of the figure, or they have other flags."
+    told = [note(results) for note in figure.notes]
+    for line in itertools.chain(*told, judge(kind, name, scale, out, trials, results)):
+        yield f"- {line}"
 
 
 # -- Trials that belong to no figure
@@ -245,9 +236,10 @@ def list_trials(folder):
     """A line for every finished trial in a folder: where it is, and its numbers."""
     rows = []
     for path in sorted(Path(folder).rglob("result.json")):
-        metrics = files.read_json(path)["metrics"]
-        numbers = {k: x for k, x in metrics.items() if isinstance(x, int | float)}
-        told = [f"{name.replace('_', ' ')} {short(x)}" for name, x in numbers.items()]
+        told = []
+        for name, x in files.read_json(path)["metrics"].items():
+            if isinstance(x, int | float):
+                told.append(f"{name.replace('_', ' ')} {short(x)}")
         rows.append([str(path.parent.relative_to(folder)), ", ".join(told)])
     if not rows:
         raise Refused(f"{folder} has no finished trial")
@@ -257,7 +249,7 @@ def list_trials(folder):
 # -- RESULTS.md: made between two markers; a person wrote what is above and below them
 def page(out, folder):
     """The lines between the markers."""
-    for kind, name, _ in figures_at("desk"):
+    for kind, name in figures_at("desk"):
         yield from section(kind, name, "desk", out, folder=folder)
     for path in sorted(Path(out).glob("bench/*.json")):
         content = json.loads(path.read_text())
@@ -287,8 +279,8 @@ def find_kind(script):
         raise Refused(f"there is no {script}")
     sys.path.insert(0, str(path.resolve().parent))
     for found in vars(importlib.import_module(path.stem)).values():
-        here = getattr(found, "__module__", "") == path.stem
-        if here and isinstance(found, type) and "figures" in vars(found):
+        here = isinstance(found, type) and found.__module__ == path.stem
+        if here and "figures" in vars(found):
             return found
     raise Refused(f"{script} has no figures")
 
@@ -317,24 +309,23 @@ def dispatch(args, names, words):
         print(*list_trials(names[0]), sep="\n")
         return 0
     kinds = [find_kind(names[0])] if names else TASKS
-    for name in names[1:]:
-        if name not in kinds[0].figures:
-            known = ", ".join(kinds[0].figures)
-            raise Refused(f"{names[0]} has no figure {name}: choose from {known}")
+    figures = [(kinds[0], name) for name in names[1:]] or figures_at(args.scale, kinds)
     found = False
-    for kind in kinds:
-        for name in names[1:] or kind.figures:
-            try:
-                lines = list(section(kind, name, args.scale, args.out, words))
-            except Refused:  # it has no such trials
-                if names[1:]:
-                    raise
-                continue
-            found = True
-            for line in lines:
-                if line.startswith("- "):
-                    line = textwrap.fill(line, 79, subsequent_indent="  ")
-                print(line)
+    for kind, name in figures:
+        if name not in kind.figures:
+            known = ", ".join(kind.figures)
+            raise Refused(f"{names[0]} has no figure {name}: choose from {known}")
+        try:
+            lines = list(section(kind, name, args.scale, args.out, words))
+        except Refused:  # it has no such trials
+            if names[1:]:
+                raise
+            continue
+        found = True
+        for line in lines:
+            if line.startswith("- "):
+                line = textwrap.fill(line, 79, subsequent_indent="  ")
+            print(line)
     if not found:
         raise Refused(f"no figure has trials of {' '.join(['--scale', args.scale, *words])}")
     return 0

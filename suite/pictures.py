@@ -55,9 +55,10 @@ def place(figure, flags):
     """Where a trial stands on the x axis: a number, or words where several flags make it up."""
     if isinstance(figure.x, str):
         return flags[figure.x]
-    words = [flags["pe"]]
-    for flag in figure.x:
-        if flag != "pe" and flags.get(flag) is not None:
+    first, *others = figure.x
+    words = [flags[first]]
+    for flag in others:
+        if flags.get(flag) is not None:
             words += [flag.replace("_", "-"), str(flags[flag])]
     return "\n".join(words)
 
@@ -96,11 +97,10 @@ def label_of(metric, runs):
 
 
 def styles_of(panels):
-    """{line: its colour and marker}, the same in every panel."""
+    """{line: (colour, marker)}, the same in every panel."""
     lines = dict.fromkeys(line for lines in panels.values() for line in lines)
     unknown = [line for line in lines if line not in STYLES]
-    styles = STYLES | dict(zip(unknown, itertools.cycle(OTHERS)))
-    return {line: dict(zip(("color", "marker"), styles[line])) for line in lines}
+    return STYLES | dict(zip(unknown, itertools.cycle(OTHERS)))
 
 
 def draw(figure, runs, path):
@@ -120,9 +120,7 @@ def draw(figure, runs, path):
         styles = styles_of(panels)
         for axis, ((title, metric), lines) in zip(axes, panels.items()):
             axis.set(title=title, ylabel=label_of(metric, runs))
-            draw_panel(axis, figure, lines, styles)
-            if "accuracy" in axis.get_ylabel():
-                draw_limits(axis, figure, lines, vocabs[title, metric])
+            draw_panel(axis, figure, lines, styles, vocabs[title, metric])
         for axis in axes[len(panels) :]:
             axis.remove()
         share_axes(picture.axes)
@@ -135,7 +133,7 @@ def draw(figure, runs, path):
 def width_of_words(lines):
     """The inches that an axis needs for its words side by side."""
     words = [x for x in places(lines) if isinstance(x, str)]
-    longest = max((len(part) for word in words for part in word.split("\n")), default=0)
+    longest = max(map(len, "\n".join(words).split("\n")))
     return len(words) * max(0.75, 0.08 * longest)
 
 
@@ -143,38 +141,34 @@ def places(lines):
     return list(dict.fromkeys(x for points in lines.values() for x in points))
 
 
-def are_side_by_side(xs):
-    """Where x is a word, or there is a single one."""
-    return isinstance(xs[0], str) or len(xs) == 1
-
-
-def draw_panel(axis, figure, lines, styles):
-    """Lines over x, or points side by side."""
+def draw_panel(axis, figure, lines, styles, vocabs):
+    """Lines over x, or points side by side where x is a word or there is a single one."""
     xs = places(lines)
+    side_by_side = isinstance(xs[0], str) or len(xs) == 1
+    over_vocabularies = figure.x == "vocab" and not side_by_side
     if isinstance(figure.x, str):
         axis.set_xlabel(LABELS.get(figure.x, figure.x) + f" = {xs[0]}" * (len(xs) == 1))
     axis.grid(axis="y", alpha=0.3)
     for line, points in lines.items():
-        if are_side_by_side(xs):
-            draw_points(axis, line, points, styles[line])
-        else:
-            draw_line(axis, line, dict(sorted(points.items())), styles[line])
-    if figure.x == "vocab" and not are_side_by_side(xs):
+        draw_one = draw_points if side_by_side else draw_line
+        draw_one(axis, line, points, *styles[line])
+    if over_vocabularies:
         axis.set_xscale("log", base=2)
         axis.set_xticks(sorted(xs), map(str, sorted(xs)))
     if "perplexity" in axis.get_ylabel():
         axis.set_yscale("log")
+    if "accuracy" in axis.get_ylabel():
+        draw_limits(axis, vocabs, over_vocabularies)
 
 
-def draw_limits(axis, figure, lines, vocabs):
+def draw_limits(axis, vocabs, over_vocabularies):
     """Thin lines: what guessing reaches, and over vocabularies what the text calls handled."""
-    xs, guessing = places(lines), "guessing, 1/K"
-    if figure.x == "vocab" and not are_side_by_side(xs):
+    guessing = dict(label="guessing, 1/K", linestyle=":", **THIN)
+    if over_vocabularies:
         axis.axhline(HANDLED, label=f"{HANDLED:.0%}", linestyle="--", **THIN)
-        xs.sort()
-        axis.plot(xs, [1 / x for x in xs], label=guessing, linestyle=":", **THIN)
+        axis.plot(sorted(vocabs), [1 / vocab for vocab in sorted(vocabs)], **guessing)
     elif len(vocabs) == 1:
-        axis.axhline(1 / min(vocabs), label=guessing, linestyle=":", **THIN)
+        axis.axhline(1 / min(vocabs), **guessing)
 
 
 def share_axes(axes):
@@ -191,34 +185,37 @@ def share_axes(axes):
             axis.set_ylim(low, high)
 
 
-def means_and_errors(points):
-    """{x: values} -> the means, and how far their intervals reach below and above them."""
-    means = np.array([np.mean(values) for values in points.values()])
-    intervals = np.transpose([bootstrap_interval(values) for values in points.values()])
-    return means, np.abs(intervals - means)
+def means_and_intervals(points):
+    """{x: values} -> the means, and the ends of their intervals, (2, as many)."""
+    means = [np.mean(values) for values in points.values()]
+    return means, np.transpose([bootstrap_interval(values) for values in points.values()])
 
 
-def draw_line(axis, line, points, style):
-    xs, (means, (below, above)) = list(points), means_and_errors(points)
-    marker = "" if len(points) > 20 else style["marker"]
-    axis.plot(xs, means, label=line, color=style["color"], marker=marker)
-    axis.fill_between(xs, means - below, means + above, color=style["color"], alpha=0.15)
+def draw_line(axis, line, points, color, marker):
+    points = dict(sorted(points.items()))
+    means, intervals = means_and_intervals(points)
+    marker = "" if len(points) > 20 else marker
+    axis.plot(list(points), means, label=line, color=color, marker=marker)
+    axis.fill_between(list(points), *intervals, color=color, alpha=0.15)
 
 
-def draw_points(axis, line, points, style):
+def draw_points(axis, line, points, color, marker):
     """With every seed's value as a dash."""
     names = [x if isinstance(x, str) else line for x in points]
-    dashes = dict(marker="_", linestyle="none", color=style["color"], markersize=10, alpha=0.6)
+    means, intervals = means_and_intervals(points)
+    dashes = dict(marker="_", linestyle="none", color=color, markersize=10, alpha=0.6)
     for name, values in zip(names, points.values()):
         axis.plot([name] * len(values), values, **dashes)
-    axis.errorbar(names, *means_and_errors(points), linestyle="none", **style)
+    errors = np.abs(intervals - means)
+    axis.errorbar(names, means, errors, linestyle="none", color=color, marker=marker)
     axis.margins(x=0.1)
 
 
 def legend(picture, panels):
     handles = {}
     for axis in picture.axes:
-        handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
+        found, labels = axis.get_legend_handles_labels()
+        handles |= dict(zip(labels, found))
     samples = [points.values() for lines in panels.values() for points in lines.values()]
     counts = {len(values) for sample in samples for values in sample}
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))

@@ -33,7 +33,8 @@ SCALES = {
 
 
 def cross(**flags):
-    """All combinations: cross(model="lstm", vocab=[256, 512], seed=SEEDS) is ten trials."""
+    """All combinations: cross(model="lstm", vocab=[256, 512]) is ten trials, of five seeds."""
+    flags.setdefault("seed", SEEDS)
     choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
     return [dict(zip(flags, values)) for values in itertools.product(*choices)]
 

@@ -149,8 +149,8 @@ class Training:
         files.write_json(self.folder / "config.json", self.record)
         parameters = self.record["parameters"]
         print(f"{self.folder}\n{parameters:,} parameters, {self.record['device']}")
-        if self.device.type == "cpu" and parameters > 10**6 and "quick" in self.task.scales:
-            print(f"{FOR_A_GPU}: --scale quick takes a minute")
+        if self.device.type == "cpu" and parameters > 10**6:
+            print(f"{FOR_A_GPU}: --scale desk is for a CPU")
             self.advice = f"; {FOR_A_GPU}"
         print(f"from iteration {self.iteration} on")
         self.make_step()

@@ -1,6 +1,5 @@
 """Statistics, and verdicts on trials; report.py says what yes, no and undecided mean."""
 
-import functools
 import itertools
 from pathlib import Path
 from typing import NamedTuple
@@ -22,10 +21,9 @@ class Result(NamedTuple):
 
     @property
     def curve(self):
-        """{column: [numbers]} of curve.csv."""
-        header, *rows = (self.folder / "curve.csv").read_text().split()
-        numbers = [map(float, row.split(",")) for row in rows]
-        return dict(zip(header.split(","), zip(*numbers)))
+        """curve.csv; curve["loss"] is a column."""
+        path = self.folder / "curve.csv"
+        return np.genfromtxt(path, delimiter=",", names=True, ndmin=1)
 
 
 class Results(list):
@@ -56,14 +54,13 @@ def number(result, metric):
     return float(metric(result) if callable(metric) else result.metrics[metric])
 
 
-def each_seed(runs, flag, **where):
+def each_seed(runs, flag):
     """{seed: token accuracies in the order of the flag's values}, of seeds that have all."""
-    values, found = sorted(runs.levels(flag, **where)), {}
-    for seed in runs.levels("seed", **where):
-        these = runs.where(**where, seed=seed)
-        accuracies = [x for value in values for x in these.values(**{flag: value})]
-        if len(accuracies) == len(values):
-            found[seed] = accuracies
+    found = {}
+    for seed in runs.levels("seed"):
+        these = sorted(runs.where(seed=seed), key=lambda result: result.flags[flag])
+        if len(these) == len(runs.levels(flag)):
+            found[seed] = [number(result, "token_accuracy") for result in these]
     return found
 
 
@@ -72,12 +69,11 @@ def crossing(places, heights, level):
 
     If the first height is below, it is the first place; if none is, the last.
     """
-    for i, height in enumerate(heights):
-        if height < level and i == 0:
-            return places[0]
-        if height < level:
-            fallen = (heights[i - 1] - level) / (heights[i - 1] - height)
-            return places[i - 1] + fallen * (places[i] - places[i - 1])
+    if heights[0] < level:
+        return places[0]
+    for (left, before), (right, after) in itertools.pairwise(zip(places, heights)):
+        if after < level:
+            return left + (before - level) / (before - after) * (right - left)
     return places[-1]
 
 
@@ -90,33 +86,29 @@ def with_article(model):
 
 
 # -- Student's t
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)
+ANGLES = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
+
+
+def chances(freedom):
+    """The chance that Student's t is below sqrt(freedom) tan(angle), for each of ANGLES.
+
+    Over the angle its density is, but for a factor, cos(angle) ** (freedom - 1).
+    """
+    density = np.cos(ANGLES) ** (freedom - 1)
+    below = np.cumsum(density) - density / 2  # trapezoids
+    return below / below[-1]
 
 
 def t_tail(t, freedom):
-    """The chance that Student's t exceeds `t`.
-
-    With t = sqrt(freedom) tan(angle) its density is, but for a factor,
-    cos(angle) ** (freedom - 1).
-    """
-
-    def integral(low, high):
-        angles = (low + high) / 2 + (high - low) / 2 * NODES
-        return (high - low) / 2 * (WEIGHTS * np.cos(angles) ** (freedom - 1)).sum()
-
-    start = np.arctan(t / np.sqrt(freedom))
-    return float(integral(start, np.pi / 2) / (2 * integral(0, np.pi / 2)))
+    """The chance that Student's t exceeds `t`, which is that it is below -t."""
+    angle = np.arctan(-t / np.sqrt(freedom))
+    return float(np.interp(angle, ANGLES, chances(freedom)))
 
 
-@functools.cache
 def t_quantile(tail, freedom):
-    """The t that Student's t exceeds with this chance, by halving an interval of angles."""
-    low, high = 0.0, np.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        above = t_tail(np.sqrt(freedom) * np.tan(middle), freedom) > tail
-        low, high = (middle, high) if above else (low, middle)
-    return float(np.sqrt(freedom) * np.tan(low))
+    """The t that Student's t exceeds with this chance."""
+    angle = np.interp(tail, chances(freedom), ANGLES)
+    return float(-np.sqrt(freedom) * np.tan(angle))
 
 
 def bootstrap_interval(values):
@@ -160,15 +152,11 @@ def difference(plus, minus=()):
     n = min(map(len, samples))
     if n < ENOUGH:
         return None
-    # Less the first value, so that of equal values the mean is exactly theirs
-    shifted = [np.subtract(x, x[0]) for x in samples]
-    means = [x[0] + np.mean(less) for x, less in zip(samples, shifted)]
-    squares = np.array([np.var(less, ddof=1) / len(less) for less in shifted])
-    each = np.array([len(x) - 1 for x in samples])
-    total = squares.sum()
-    shares = squares / total if total > 0 else each / each.sum()
-    value = sum(means[: len(plus)]) - sum(means[len(plus) :])
-    freedom = 1 / (shares**2 / each).sum()
+    value = sum(map(np.mean, plus)) - sum(map(np.mean, minus))
+    squares = [np.var(sample, ddof=1) / len(sample) for sample in samples]
+    total = sum(squares)
+    each = [square**2 / (len(sample) - 1) for square, sample in zip(squares, samples)]
+    freedom = total**2 / sum(each) if total else n  # without an error any will do
     return Difference(float(value), float(np.sqrt(total)), float(freedom), n)
 
 
@@ -233,14 +221,25 @@ def better(text, high, lows, primary=""):
 
 def controls(runs):
     """What the clock has to be better than: none, and as many inputs without a clock."""
-    return ["none", *[pe for pe in ("constant", "dup") if pe in runs.levels("pe")][:1]]
+    for pe in ("constant", "dup"):
+        if pe in runs.levels("pe"):
+            return ["none", pe]
+    return ["none"]
+
+
+def clock_raises(runs, text, measure, pe="sin", primary=""):
+    """Is a measure, of Results one number a seed, higher with the clock than with controls?"""
+    lows = {control: measure(runs.where(pe=control)) for control in controls(runs)}
+    return better(text, measure(runs.where(pe=pe)), lows, primary)
 
 
 def gain(runs, text, metric="token_accuracy", pe="sin", primary="", **where):
     """The clock raises a metric above every control's, among the trials with these flags."""
-    runs = runs.where(**where)
-    lows = {control: runs.values(metric, pe=control) for control in controls(runs)}
-    return better(text, runs.values(metric, pe=pe), lows, primary)
+
+    def values(these):
+        return these.values(metric)
+
+    return clock_raises(runs.where(**where), text, values, pe, primary)
 
 
 def no_gain(text, high, low, margin):
@@ -258,10 +257,9 @@ def no_gain_of_dup(runs, what):
     return no_gain(text, runs.values(pe="dup"), runs.values(pe="none"), 0.02)
 
 
-def gain_by_vocabulary(runs, what, metric="token_accuracy", **where):
-    for vocab in runs.levels("vocab", **where):
-        text = f"The clock helps {what} at K = {vocab}."
-        yield gain(runs, text, metric, vocab=vocab, **where)
+def gain_by_vocabulary(runs, what, metric="token_accuracy"):
+    for vocab in runs.levels("vocab"):
+        yield gain(runs, f"The clock helps {what} at K = {vocab}.", metric, vocab=vocab)
 
 
 def holm(verdicts):
@@ -278,40 +276,29 @@ def holm(verdicts):
 
 
 # -- What figures over the vocabulary ask
-def crossings(runs, level=0.95, **where):
+def crossings(runs, level=0.95):
     """log2 of the K at which accuracy falls to a level, of each seed with all vocabularies."""
-    places = np.log2(sorted(runs.levels("vocab", **where)))
-    seeds = each_seed(runs, "vocab", **where)
+    places, seeds = np.log2(sorted(runs.levels("vocab"))), each_seed(runs, "vocab")
     return [crossing(places, heights, level) for heights in seeds.values()]
 
 
-def areas(runs, **where):
+def areas(runs):
     """The area under accuracy over log2 K, of each seed that has all vocabularies.
 
     Neighbours are joined by straight lines. It is divided by the range of log2 K: all
     right is 1.
     """
-    places = np.log2(sorted(runs.levels("vocab", **where)))
-    found = []
-    for heights in each_seed(runs, "vocab", **where).values():
-        found.append(np.trapezoid(heights, places) / (places[-1] - places[0]))
-    return found
-
-
-def clock_raises(runs, text, measure, model, primary=""):
-    """Is a measure, one number a seed, higher with the clock than with every control?"""
-    sin = measure(runs, model=model, pe="sin")
-    lows = {pe: measure(runs, model=model, pe=pe) for pe in controls(runs)}
-    return better(text, sin, lows, primary)
+    places, seeds = np.log2(sorted(runs.levels("vocab"))), each_seed(runs, "vocab")
+    width = places[-1] - places[0]
+    return [np.trapezoid(heights, places) / width for heights in seeds.values()]
 
 
 def vocabulary_sentences(runs, level=0.95):
     """The vocabulary that each model handles."""
     for model in runs.levels("model"):
-        vocabs = sorted(runs.levels("vocab", model=model))
-        found = {}
-        for pe in runs.levels("pe", model=model):
-            found[pe] = crossings(runs, level, model=model, pe=pe)
+        of = runs.where(model=model)
+        vocabs = sorted(of.levels("vocab"))
+        found = {pe: crossings(of.where(pe=pe), level) for pe in of.levels("pe")}
         seeds = [at for each in found.values() for at in each]
         if len(vocabs) > 2 and seeds:
             means = [f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at]
