@@ -274,7 +274,7 @@ class Stability(DualFrequency):
             for condition, mean in zip(CONDITIONS, means):
                 found[condition][iteration] = mean
             words = " ".join(f"{mean:.4f}" for mean in means)
-            print(f"iteration {iteration}: {words}", flush=True)
+            print(f"iteration {iteration}: {words}")
         return {
             "by_condition": found,
             "task": self.name,

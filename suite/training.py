@@ -150,7 +150,7 @@ class Training:
         parameters = self.record["parameters"]
         print(f"{self.folder}\n{parameters:,} parameters, {self.record['device']}")
         if self.device.type == "cpu" and parameters > 10**6:
-            print(f"{FOR_A_GPU}: --scale desk is for a CPU")
+            print(f"{FOR_A_GPU}; --help lists smaller scales")
             self.advice = f"; {FOR_A_GPU}"
         print(f"from iteration {self.iteration} on")
         self.make_step()
