@@ -519,7 +519,23 @@ def damerau_levenshtein(a, b):
     return table[-1, -1]
 
 
-# -- Not the paper's: a layer of today
+# -- Not the paper's: layers of today
+class MinGRU(nn.Linear):
+    """h_t = (1 - z_t) h_t-1 + z_t h~_t; z and h~ see the input alone (Feng et al., 2024)."""
+
+    def __init__(self, inputs, hidden):
+        super().__init__(inputs, 2 * hidden)
+
+    def forward(self, x, steps):
+        gate, candidate = super().forward(x).chunk(2, -1)  # (T, B, H)
+        keep, add = (-gate).sigmoid(), gate.sigmoid() * candidate
+        h, states = torch.zeros_like(gate[0]), []
+        for kept, added in zip(keep, add):
+            h = kept * h + added
+            states.append(h)
+        return select(torch.stack(states), steps)
+
+
 class Mamba(nn.Module):
     """The selective state-space block of Gu and Dao (2023), without its norm: 2 H channels
     of N states."""
@@ -582,4 +598,4 @@ def mamba(inputs, hidden, blocks=1):
     return Mamba(inputs, hidden) if blocks == 1 else MambaStack(inputs, hidden, blocks)
 
 
-LAYERS["mamba"] = mamba
+LAYERS |= {"mingru": MinGRU, "mamba": mamba}

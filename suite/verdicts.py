@@ -78,7 +78,7 @@ def crossing(places, heights, level):
 
 
 def name_of(model):
-    return "Mamba" if model == "mamba" else model.upper()
+    return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
 
 
 def with_article(model):
