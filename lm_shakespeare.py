@@ -141,9 +141,11 @@ class Shakespeare(Task):
         return {
             "train_perplexity": self.perplexity_of(model, train),
             "valid_perplexity": self.perplexity_of(model, valid),
+            "types": len(self.types),
             "train_tokens": len(self.parts[0]),
             "valid_tokens": len(self.parts[1]),
             "valid_characters": sum(len(self.types[n]) for n in self.parts[1].tolist()),
+            "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
             "score_by_distance": score_by_distance(model, valid[: self.at_once, :-1]),
         }
 

@@ -143,7 +143,13 @@ class WikiText(Task):
             known, every = self.perplexities(model, self.splits[name], engine)
             metrics[f"{name}_perplexity"] = known
             metrics[f"{name}_perplexity_with_unknown"] = every
-        return metrics
+        splits = self.splits.items()
+        unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
+        return metrics | {
+            "paragraphs": {name: split.paragraphs for name, split in splits},
+            "tokens": {name: len(split.tokens) for name, split in splits},
+            "unknown_tokens": unknown,
+        }
 
 
 @functools.lru_cache(1)
@@ -335,6 +341,7 @@ class Split:
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
         self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
+        self.paragraphs = len(ends) - 1
         # (P,) of what is predicted
         self.starts = ends[:-1][counts > 0]
         self.counts = counts[counts > 0]

@@ -1053,11 +1053,7 @@ REFUSED = {  # after --scale smoke
     ],
     VariableLength: ["--length 4 --min-length 5", "--encode input"],
     DelayedAddition: ["--vocab 2 --length 2"],
-    Predecessor: [
-        "--length 1",
-        "--vocab 3",
-        "--vocab 4 --length 2 --held-out 13",
-    ],
+    Predecessor: ["--length 1", "--vocab 3", "--vocab 4 --length 2 --held-out 13"],
     Stability: [
         "",  # its trial is not trained
         "--target 9",
