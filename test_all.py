@@ -1366,7 +1366,7 @@ def test_verdicts_of_two_groups():
         (verdicts.higher, HIGH, LOW, "yes"),
         (verdicts.higher, LOW, HIGH, "no"),
         (verdicts.higher, NOISY, LOW, "undecided"),
-        (verdicts.higher, [0.1] * 3, [0.1] * 3, "undecided"),
+        (verdicts.higher, [0.1] * 4, [0.1] * 7, "undecided"),
         (verdicts.higher, [1.0, 1.0], LOW, "too few trials"),
         (verdicts.higher, NOISY, LESS, "undecided"),
         (verdicts.higher_in_pairs, NOISY, LESS, "yes"),

@@ -146,14 +146,20 @@ class Difference(NamedTuple):
         return f"{self.value:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
+def mean_and_square(sample):
+    """A mean, and its error squared; of equal values exactly theirs, and 0."""
+    less = np.subtract(sample, sample[0])
+    return sample[0] + less.mean(), less.var(ddof=1) / len(less)
+
+
 def difference(plus, minus=()):
     """The means of the samples in `plus` less those in `minus`; None where one is too small."""
     samples = [*plus, *minus]
     n = min(map(len, samples))
     if n < ENOUGH:
         return None
-    value = sum(map(np.mean, plus)) - sum(map(np.mean, minus))
-    squares = [np.var(sample, ddof=1) / len(sample) for sample in samples]
+    means, squares = zip(*map(mean_and_square, samples))
+    value = sum(means[: len(plus)]) - sum(means[len(plus) :])
     total = sum(squares)
     each = [square**2 / (len(sample) - 1) for square, sample in zip(squares, samples)]
     freedom = total**2 / sum(each) if total else n  # without an error any will do
