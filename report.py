@@ -236,11 +236,15 @@ def list_trials(folder):
     """A line for every finished trial in a folder: where it is, and its numbers."""
     rows = []
     for path in sorted(Path(folder).rglob("result.json")):
-        told = []
-        for name, x in files.read_json(path)["metrics"].items():
-            if isinstance(x, int | float):
-                told.append(f"{name.replace('_', ' ')} {short(x)}")
-        rows.append([str(path.parent.relative_to(folder)), ", ".join(told)])
+        numbers = []
+        try:
+            for name, x in files.read_json(path)["metrics"].items():
+                if isinstance(x, int | float):
+                    numbers.append(f"{name.replace('_', ' ')} {short(x)}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
+            print(f"left out: {path}: {error!r}")
+        else:
+            rows.append([str(path.parent.relative_to(folder)), ", ".join(numbers)])
     if not rows:
         raise Refused(f"{folder} has no finished trial")
     yield from align(rows)
