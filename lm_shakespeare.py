@@ -148,9 +148,8 @@ class Shakespeare(Task):
         }
 
 
-SEEDS = range(3)
-TABLE1 = {scale: cross(pe=ENCODINGS, seed=SEEDS) for scale in ("paper", "desk")}
-ROTARY = dict(pe="rotary", seed=SEEDS)
+TABLE1 = {scale: cross(pe=ENCODINGS, seed=range(3)) for scale in ("paper", "desk")}
+ROTARY = dict(pe="rotary", seed=range(3))
 BEST = {"paper": dict(heads=2, layers=16), "desk": dict(heads=2, layers=4)}
 SIZES = {  # each sweep keeps the best sizes of those before
     "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
