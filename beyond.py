@@ -41,8 +41,8 @@ def like_fig2(fig2, short, twice):
         return [verdict._replace(primary="") for verdict in fig2.verdicts(runs)]
 
     def figure(title, rows, **options):
-        notes = (vocabulary_sentences,)
-        return Figure(title, {"desk": rows}, exploratory, BOTH_METRICS, notes=notes, **options)
+        options |= dict(metrics=BOTH_METRICS, notes=vocabulary_sentences)
+        return Figure(title, {"desk": rows}, exploratory, **options)
 
     title = "Reverse ordering, L = 16"
     early = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **PAPERS_SIZE, seed=range(3))
@@ -63,8 +63,8 @@ def more_of_fig2(rows):
             yield clock_raises(runs.where(model=model), text, areas, primary="end")
 
     title = "Reverse ordering, seeds 11 to 13"
-    notes = (vocabulary_intervals,)
-    return {"fig2-more": Figure(title, {"desk": rows}, judge, BOTH_METRICS, notes=notes)}
+    options = dict(metrics=BOTH_METRICS, notes=vocabulary_intervals)
+    return {"fig2-more": Figure(title, {"desk": rows}, judge, **options)}
 
 
 def vocabulary_intervals(runs):
@@ -254,10 +254,15 @@ def judge_the_end(runs):
 
 def end_of_training():
     """In reverse ordering."""
-    rates, title = {"desk": to_find_rates()}, "Reverse ordering, the end of training"
-    end, notes = {"desk": to_the_end()}, (worth_in_training,)
-    told = dict(notes=(best_rates,), picture=False)
     return {
-        "fig2-rates": Figure("Rates, seed 100", rates, **told),
-        "fig2-end": Figure(title, end, judge_the_end, x="iterations", notes=notes),
+        "fig2-rates": Figure(
+            "Rates, seed 100", {"desk": to_find_rates()}, notes=best_rates, picture=False
+        ),
+        "fig2-end": Figure(
+            "Reverse ordering, the end of training",
+            {"desk": to_the_end()},
+            judge_the_end,
+            x="iterations",
+            notes=worth_in_training,
+        ),
     }

@@ -182,7 +182,7 @@ def scores(result):
     curves=scores,
     x="distance",
     y="mean q.k / sqrt(d)",
-    notes=[lambda runs: [NOTE1]],
+    notes=lambda runs: [NOTE1],
 )
 def table1(runs):
     order = ["sin", "layernorm-learned", "learned", "rotary"]
@@ -216,7 +216,7 @@ def nats(result):
     "Transformer: tokenizers",
     TABLE2,
     metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"},
-    notes=[lambda runs: [NOTE2]],
+    notes=lambda runs: [NOTE2],
     picture=False,
 )
 def table2(runs):

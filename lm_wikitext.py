@@ -175,7 +175,7 @@ def papers_perplexities(runs):
         "with unknown targets": "test_perplexity_with_unknown",
     },
     picture=False,
-    notes=[papers_perplexities],
+    notes=papers_perplexities,
 )
 def table1(runs):
     none, sin = (runs.values("test_perplexity", pe=pe) for pe in BOTH)

@@ -226,8 +226,8 @@ def section(kind, name, scale, out, words=(), folder="."):
     yield "```text"
     yield from table(figure, results)
     yield "```"
-    told = [note(results) for note in figure.notes]
-    for line in itertools.chain(*told, judge(kind, name, scale, out, trials, results)):
+    verdicts = judge(kind, name, scale, out, trials, results)
+    for line in itertools.chain(figure.notes(results), verdicts):
         yield f"- {line}"
 
 

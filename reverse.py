@@ -124,10 +124,11 @@ def how_sure(none, sin):
     return f"undecided, between {low} and {high} points, {of}"
 
 
-FIG2_NOTES = gain_sentences, vocabulary_sentences
+def fig2_notes(runs):
+    return [*gain_sentences(runs), *vocabulary_sentences(runs)]
 
 
-@Reverse.figure("fig2", "Reverse ordering", FIG2, metrics=BOTH_METRICS, notes=FIG2_NOTES)
+@Reverse.figure("fig2", "Reverse ordering", FIG2, metrics=BOTH_METRICS, notes=fig2_notes)
 def fig2(runs):
     for model in runs.levels("model"):
         of, name = runs.where(model=model), with_article(model)

@@ -56,7 +56,7 @@ ACCURACY = {"accuracy": "token_accuracy"}
 BOTH_METRICS = ACCURACY | {"edits": "damerau_levenshtein"}
 
 
-def no_verdicts(results):
+def say_nothing(results):
     return []
 
 
@@ -68,12 +68,12 @@ class Figure(NamedTuple):
 
     title: str
     grids: dict  # scale -> [{flag: value}, ...], a row per trial
-    verdicts: Callable = no_verdicts  # of verdicts.Results: yields verdicts.Verdict
+    verdicts: Callable = say_nothing  # of verdicts.Results: yields verdicts.Verdict
     metrics: dict = ACCURACY  # name -> one of a trial's metrics, or a function
     x: str | tuple = "vocab"  # a flag or flags; with `curves` what stands at the axis
     curves: Callable | None = None  # of a verdicts.Result: yields (panel, line, {x: y})
     y: str = "token accuracy"  # of the curves
-    notes: tuple = ()  # generators of Results: lines below the table
+    notes: Callable = say_nothing  # of verdicts.Results: yields lines below the table
     picture: bool = True
 
 
