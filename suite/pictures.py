@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from suite.verdicts import bootstrap_interval, name_of, number
+from suite.verdicts import HANDLED, bootstrap_interval, name_of, number
 
 # Colours that colour-blind readers can tell apart, always the same for an encoding
 STYLES = {
@@ -39,7 +39,6 @@ LABELS = {
     "pe": "encoding",
     "accuracy": "token accuracy",
 }
-HANDLED = 0.95  # the accuracy at which the text says that a vocabulary is handled
 THIN = dict(color="#666666", linewidth=0.7)
 LOOKS = {
     "font.size": 8,
