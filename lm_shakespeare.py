@@ -55,7 +55,7 @@ class Shakespeare(Task):
             batch=8,
             lr=1e-3,
             iterations=400,
-            hidden=128,
+            hidden=128,  # not of the model: machine.prepare takes it for one of one thread
         ),
         "smoke": SMOKE | dict(layers=2, heads=2, width=16, context=8, batch=4),
     }
@@ -70,8 +70,19 @@ class Shakespeare(Task):
         Flag("data", "data/tinyshakespeare.txt", "a plain text", science=False),
     )
     without = (
-        *("model", "engine", "vocab", "length", "hidden", "embed", "blocks"),
-        *("held_out", "warmup", "combine", "encode", "amplitude", "bands"),
+        "model",
+        "engine",
+        "vocab",
+        "length",
+        "hidden",
+        "embed",
+        "blocks",
+        "held_out",
+        "warmup",
+        "combine",
+        "encode",
+        "amplitude",
+        "bands",
     )
 
     @classmethod
@@ -96,7 +107,7 @@ class Shakespeare(Task):
 
     def build(self, device):
         context = self.args.context
-        self.types, *self.parts = tokenized(self.text, self.args.tokenizer)
+        self.types, *self.parts = tokenize(self.text, self.args.tokenizer)
         shorter = min(map(len, self.parts))
         if context >= shorter:
             has = f"one part has {shorter} tokens"
@@ -225,7 +236,7 @@ def table2(runs):
         yield higher(f"Byte pairs are worse than characters, per {unit}.", bpe, char)
 
 
-def tokenized(text, name):
+def tokenize(text, name):
     """-> (types, training tokens, validation tokens): the first 90% of characters or words."""
     pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else text
     types = sorted(set(pieces))

@@ -288,7 +288,7 @@ def text_sha256(data):
 
 @functools.cache  # once for all trials of --all
 def digest(paths):
-    """SHA-256 of these files' own."""
+    """One SHA-256 of all these files: that of theirs, one after the other."""
     each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     return hashlib.sha256("".join(each).encode()).hexdigest()
 

@@ -1827,7 +1827,7 @@ def test_tokenizers_give_the_text_back():
         ("word", "It's a word_1, a  word!\né", " ", "It ' s a word_1 , a word ! é"),
     ]
     for name, text, between, wanted in cases:
-        types, train, valid = lm_shakespeare.tokenized(text, name)
+        types, train, valid = lm_shakespeare.tokenize(text, name)
         assert between.join(types[n] for n in (*train, *valid)) == wanted
         assert len(train) < 700, "pairs are joined"
 
