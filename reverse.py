@@ -47,7 +47,7 @@ FRESH = range(5, 11)  # no trial had used these seeds when desk's grid was fixed
 
 
 def of_three_models(of_gru, vocab, s4d_iterations=10_000, **flags):
-    """Desk's rows at the K `of_gru` and, of the other models, `vocab`."""
+    """Desk's rows: a GRU's at the K in `of_gru`, the other models' at those in `vocab`."""
     cell = dict(pe=WITH_CONSTANT, vocab=vocab, **flags)
     return [
         *cross(model="gru", **cell | dict(vocab=of_gru)),
@@ -60,11 +60,11 @@ def fig2_at_desk(seeds):
     return of_three_models([4, 8, 16, 32], [16, 32, 64, 256], length=32, seed=seeds)
 
 
-FIG2 = {  # vocab is K, length is L, where it is not the scale's
+FIG2 = {  # vocab is K and length is L; what a row does not name is the scale's
     "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256])
     + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)]),
     "desk": fig2_at_desk(FRESH),
-    "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),  # pairs side by side
+    "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),  # pe last: pairs in turn
     "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
 
@@ -116,12 +116,12 @@ def how_sure(none, sin):
     if added is None:
         return "too few seeds to be sure"
     low, high = (f"{100 * end:.2g}" for end in added.interval())
-    of = f"with 95% confidence ({added.n} seeds each)"
+    confidence = f"with 95% confidence ({added.n} seeds each)"
     if added.below() <= LEVEL:
-        return f"{high.lstrip('-')} to {low.lstrip('-')} points fewer, {of}"
+        return f"{high.lstrip('-')} to {low.lstrip('-')} points fewer, {confidence}"
     if added.above() <= LEVEL:
-        return f"{low} to {high} points more, {of}"
-    return f"undecided, between {low} and {high} points, {of}"
+        return f"{low} to {high} points more, {confidence}"
+    return f"undecided, between {low} and {high} points, {confidence}"
 
 
 def fig2_notes(runs):
