@@ -64,7 +64,8 @@ FIG2 = {  # vocab is K and length is L; what a row does not name is the scale's
     "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256])
     + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)]),
     "desk": fig2_at_desk(FRESH),
-    "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),  # pe last: pairs in turn
+    # pe comes last, so that the two trials of a pair run one after the other
+    "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),
     "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
 
