@@ -394,7 +394,7 @@ class Lossy:
 
 
 def exit_code(name, work):
-    """That of work(); what goes wrong is said in one line."""
+    """The exit code of work(); what goes wrong is said in one line."""
     sys.stdout, sys.stderr = Lossy(sys.stdout), Lossy(sys.stderr)
     try:
         return work()

@@ -146,7 +146,8 @@ def draw_panel(axis, figure, lines, styles, vocabs):
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
     over_vocabularies = figure.x == "vocab" and not side_by_side
     if isinstance(figure.x, str):
-        axis.set_xlabel(LABELS.get(figure.x, figure.x) + f" = {xs[0]}" * (len(xs) == 1))
+        label = LABELS.get(figure.x, figure.x)
+        axis.set_xlabel(label if len(xs) > 1 else f"{label} = {xs[0]}")
     axis.grid(axis="y", alpha=0.3)
     for line, points in lines.items():
         draw_one = draw_points if side_by_side else draw_line
@@ -220,5 +221,5 @@ def legend(picture, panels):
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     said = f"mean over seeds and its 95% interval (percentile bootstrap), n = {n}"
     across = max(1, int(picture.get_figwidth() / 1.9))
-    how = dict(loc="outside lower center", ncols=across, frameon=False, title=said)
-    picture.legend(handles.values(), [NAMES.get(name, name) for name in handles], **how)
+    options = dict(loc="outside lower center", ncols=across, frameon=False, title=said)
+    picture.legend(handles.values(), [NAMES.get(name, name) for name in handles], **options)

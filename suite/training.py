@@ -230,11 +230,11 @@ class Training:
         loss, accuracy = self.means()
         left = say_left((iterations / i - 1) * self.seconds)
         if not live:
-            how = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
-            return f"iteration {i}/{iterations}  {how}  {left}"
+            means = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
+            return f"iteration {i}/{iterations}  {means}  {left}"
         far = f"{i / iterations:.0%}  {left}{self.advice}"  # first: a terminal may be narrow
-        how = f"accuracy {accuracy:.2f}  loss {loss:.3f}"
-        return f"{self.task.describe()}  {far}  {how}  {i:,} of {iterations:,}"
+        means = f"accuracy {accuracy:.2f}  loss {loss:.3f}"
+        return f"{self.task.describe()}  {far}  {means}  {i:,} of {iterations:,}"
 
     def write_curve(self):
         lines = ["iteration,loss,accuracy,learning_rate,seconds"]
