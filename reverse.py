@@ -46,18 +46,18 @@ from suite.verdicts import (
 FRESH = range(5, 11)  # no trial had used these seeds when desk's grid was fixed
 
 
-def of_three_models(of_gru, vocab, s4d_iterations=10_000, **flags):
-    """Desk's rows: a GRU's at the K in `of_gru`, the other models' at those in `vocab`."""
+def cross_models(gru_vocab, vocab, s4d_iterations=10_000, **flags):
+    """Desk's rows: a GRU's at the K in `gru_vocab`, the other models' at those in `vocab`."""
     cell = dict(pe=WITH_CONSTANT, vocab=vocab, **flags)
     return [
-        *cross(model="gru", **cell | dict(vocab=of_gru)),
+        *cross(model="gru", **cell | dict(vocab=gru_vocab)),
         *cross(model="lstm", **cell),
         *cross(model="s4d", **cell | dict(iterations=s4d_iterations, lr=1e-2)),
     ]
 
 
 def fig2_at_desk(seeds):
-    return of_three_models([4, 8, 16, 32], [16, 32, 64, 256], length=32, seed=seeds)
+    return cross_models([4, 8, 16, 32], [16, 32, 64, 256], length=32, seed=seeds)
 
 
 FIG2 = {  # vocab is K and length is L; what a row does not name is the scale's
@@ -227,8 +227,8 @@ def section_4_1(runs):
 
 # -- Beyond the paper
 SMALL_GRU = dict(model="gru", vocab=16, **SMALL, iterations=2000)
-SHORT = of_three_models([16, 64, 256], [64, 256, 1024])
-TWICE_AS_LONG = of_three_models([16, 256], [64, 1024], 20_000, iterations=60_000)
+SHORT = cross_models([16, 64, 256], [64, 256, 1024])
+TWICE_AS_LONG = cross_models([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000)
 Reverse.figures |= beyond.like_fig2(Reverse.figures["fig2"], SHORT, TWICE_AS_LONG)
 Reverse.figures |= beyond.more_of_fig2(fig2_at_desk(range(11, 14)))
 Reverse.figures |= beyond.which_clock("Reverse ordering", SMALL_GRU)
