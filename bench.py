@@ -27,7 +27,8 @@ from lm_wikitext import WikiText
 from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
-from suite import cli, files, machine, training
+from suite import cli, files, machine
+from suite.training import Training
 from variable_length import VariableLength
 
 OF_THE_PAPER = [  # what trains for its figures
@@ -72,10 +73,10 @@ def plain_step(task, device):
 
 
 def suite_step(task, engine, device):
-    one, iterations = training.Training(task, [], device, engine), itertools.count(1)
-    one.rate.fill_(1e-3)
-    one.make_step()
-    return lambda: one.step(next(iterations))
+    training, iterations = Training(task, [], device, engine), itertools.count(1)
+    training.rate.fill_(1e-3)
+    training.make_step()
+    return lambda: training.step(next(iterations))
 
 
 def milliseconds(step, engine, count, device):
@@ -98,7 +99,7 @@ def measure(name, device, words):
     task = cli.parse_task(Reverse, [*flags, *words])
     task.build(device)
     engine = machine.choose_engine(task.args, device)
-    machine.prepare(engine, device)
+    machine.prepare(engine, device, task.args.hidden)
     plain, suite = plain_step(task, device), suite_step(task, engine, device)
     times = []
     for _ in range(1 + REPEATS):
@@ -113,17 +114,17 @@ def table(content):
     where = f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
     yield f"{where}, medians of {content['repeats']}"
     yield f"{'':16}  {'batch':>5}  {'plain ms':>8}  {'suite ms':>8}  plain/suite"
-    for name, one in content["configurations"].items():
-        plain, suite = statistics.median(one["plain"]), statistics.median(one["suite"])
-        yield f"{name:16}  {one['batch']:5}  {plain:8.4g}  {suite:8.4g}  {plain / suite:.2f}"
+    for name, found in content["configurations"].items():
+        plain, suite = statistics.median(found["plain"]), statistics.median(found["suite"])
+        yield f"{name:16}  {found['batch']:5}  {plain:8.4g}  {suite:8.4g}  {plain / suite:.2f}"
 
 
 def times_of_sequences(content):
     """{model: {K: milliseconds that a sequence of L = 64 takes in the suite's step}}"""
     times = defaultdict(dict)
-    for name, one in content["configurations"].items():
+    for name, found in content["configurations"].items():
         model, _, vocab = name.split("-")
-        times[model][int(vocab)] = statistics.median(one["suite"]) / one["batch"]
+        times[model][int(vocab)] = statistics.median(found["suite"]) / found["batch"]
     return times
 
 

@@ -5,7 +5,8 @@
     python reverse.py --scale desk --all mamba         # Mamba of one block and of two
     python reverse.py --scale desk --all fig2-end      # is it only that learning is faster?
 
-Functions of figures, {name: Figure}, which reverse.py and delayed_add.py add to their own.
+Each function that returns {name: Figure} is called by reverse.py or delayed_add.py, which add
+these figures to their own.
 """
 
 import functools
@@ -14,6 +15,7 @@ import numpy as np
 
 from suite.task import BOTH, BOTH_METRICS, WITH_CONSTANT, Figure, cross
 from suite.verdicts import (
+    HANDLED,
     all_of,
     areas,
     better,
@@ -41,8 +43,8 @@ def like_fig2(fig2, short, twice):
         return [verdict._replace(primary="") for verdict in fig2.verdicts(runs)]
 
     def figure(title, rows, **options):
-        notes = (vocabulary_sentences,)
-        return Figure(title, {"desk": rows}, exploratory, BOTH_METRICS, notes=notes, **options)
+        options |= dict(metrics=BOTH_METRICS, notes=vocabulary_sentences)
+        return Figure(title, {"desk": rows}, exploratory, **options)
 
     title = "Reverse ordering, L = 16"
     early = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **PAPERS_SIZE, seed=range(3))
@@ -54,7 +56,7 @@ def like_fig2(fig2, short, twice):
 
 
 def more_of_fig2(rows):
-    """Fig. 2 with other seeds, and a measure that needs no level of accuracy."""
+    """Fig. 2 with other seeds, and a measure that needs no such limit as 95%."""
 
     def judge(runs):
         for model in runs.levels("model"):
@@ -63,19 +65,19 @@ def more_of_fig2(rows):
             yield clock_raises(runs.where(model=model), text, areas, primary="end")
 
     title = "Reverse ordering, seeds 11 to 13"
-    notes = (vocabulary_intervals,)
-    return {"fig2-more": Figure(title, {"desk": rows}, judge, BOTH_METRICS, notes=notes)}
+    options = dict(metrics=BOTH_METRICS, notes=vocabulary_intervals)
+    return {"fig2-more": Figure(title, {"desk": rows}, judge, **options)}
 
 
 def vocabulary_intervals(runs):
-    """The vocabulary that each model handles, at two levels, and what the clock adds."""
-    for level in (0.95, 0.8):
-        yield from vocabulary_sentences(runs, level)
-        measure = functools.partial(crossings, level=level)
+    """The vocabulary that each model handles, at two accuracies, and what the clock adds."""
+    for accuracy in (HANDLED, 0.8):
+        yield from vocabulary_sentences(runs, accuracy)
+        measure = functools.partial(crossings, accuracy=accuracy)
         for model in runs.levels("model"):
             added = clock_raises(runs.where(model=model), "", measure).numbers
             if added:
-                of = f"the K at {level:.0%} of {with_article(model)}"
+                of = f"the K at {accuracy:.0%} of {with_article(model)}"
                 yield f"What the clock adds to log2 of {of}: {added}."
 
 
@@ -191,7 +193,7 @@ def best_rates(runs):
 
 
 def worths(runs):
-    """How much training `none` needs for what the clock has at 1 time, log2 of its multiple.
+    """log2 of how many times the training `none` needs to be as good as the clock after 1.
 
     One number for each seed. Between the lengths of training `none` goes along a
     straight line in log2.
@@ -254,10 +256,15 @@ def judge_the_end(runs):
 
 def end_of_training():
     """In reverse ordering."""
-    rates, title = {"desk": to_find_rates()}, "Reverse ordering, the end of training"
-    end, notes = {"desk": to_the_end()}, (worth_in_training,)
-    told = dict(notes=(best_rates,), picture=False)
     return {
-        "fig2-rates": Figure("Rates, seed 100", rates, **told),
-        "fig2-end": Figure(title, end, judge_the_end, x="iterations", notes=notes),
+        "fig2-rates": Figure(
+            "Rates, seed 100", {"desk": to_find_rates()}, notes=best_rates, picture=False
+        ),
+        "fig2-end": Figure(
+            "Reverse ordering, the end of training",
+            {"desk": to_the_end()},
+            judge_the_end,
+            x="iterations",
+            notes=worth_in_training,
+        ),
     }

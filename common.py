@@ -74,7 +74,7 @@ def loss_and_accuracy(model, episode):
     if weights is None:
         return losses.mean(), right.mean()
     weights = weights.to(losses.dtype)
-    return (losses * weights).sum(), (right * weights).sum()  # @ would be autocast
+    return (losses * weights).sum(), (right * weights).sum()  # autocast would round a @
 
 
 def train_step(model, optimizer, loss_and_accuracy, episode, clip):
@@ -116,7 +116,7 @@ class Encoding(nn.Module):
     """
 
     drawn = True  # at random, so the table is kept with the weights
-    fast = True  # suite/fast.py does as `join` does; False: a subclass has another `join`
+    fast = True  # suite/fast.py can do what `join` does; False where a subclass changes `join`
 
     def __init__(
         self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
@@ -177,9 +177,10 @@ class Sinusoid(Encoding):
         if size % 2:
             raise Refused(f"--embed {size} is odd: a sinusoid is pairs of sine and cosine")
         n = size // 2
-        first, stop = (sum(i / n < x for i in range(n)) for x in self.bands)  # ends
+        low, high = self.bands
+        # Frequencies `first` to `stop` - 1 are kept
+        first, stop = (sum(i / n < end for i in range(n)) for end in self.bands)
         if first == stop:
-            low, high = self.bands
             raise Refused(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
         table = sinusoid(positions, size)  # in double precision
         table[:, : 2 * first] = 0
@@ -210,7 +211,7 @@ class Learned(Encoding):
 
     def make(self, positions, size):
         table = nn.Parameter(self.scale * torch.randn(positions, size))
-        self.scale = 1.0
+        self.scale = 1.0  # what is learned is not scaled again
         return table
 
 

@@ -152,12 +152,14 @@ OPTIONS = dict(
     curves=by_position,
     x="position of the target (1: read first)",
 )
-TITLE = "Frequent and Rare integers (target/disturbants)"
-FRESH_TITLE = "Frequent and Rare integers, seeds 5 to 10"
 
 
-@DualFrequency.figure("fig3-fresh", FRESH_TITLE, FIG3_FRESH, **OPTIONS)
-@DualFrequency.figure("fig3", TITLE, FIG3, **OPTIONS)
+@DualFrequency.figure(
+    "fig3-fresh", "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **OPTIONS
+)
+@DualFrequency.figure(
+    "fig3", "Frequent and Rare integers (target/disturbants)", FIG3, **OPTIONS
+)
 def fig3(runs):
     for model in runs.levels("model"):
         name, none = with_article(model), runs.where(model=model, pe="none")

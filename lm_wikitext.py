@@ -181,7 +181,7 @@ def papers_perplexities(runs):
         "with unknown targets": "test_perplexity_with_unknown",
     },
     picture=False,
-    notes=[papers_perplexities],
+    notes=papers_perplexities,
 )
 def table1(runs):
     none, sin = (runs.values("test_perplexity", pe=pe) for pe in BOTH)
@@ -294,7 +294,7 @@ def text_sha256(data):
 
 @functools.cache  # once for all trials of --all
 def digest(paths):
-    """SHA-256 of these files' own."""
+    """One SHA-256 of all these files: that of theirs, one after the other."""
     each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     return hashlib.sha256("".join(each).encode()).hexdigest()
 

@@ -41,7 +41,7 @@ END = "<!-- made by python report.py --write up to here: edit below this line on
 
 # -- Finished trials
 def check_result(trial, content, figure):
-    """The Result in a file, which has this trial's flags and all that is told of it."""
+    """The Result in a file; raises where it has other flags, or lacks what a report says."""
     named = dict.fromkeys(["seed", *trial.task.folder_words])  # None where it is missing
     if what := files.compare_flags(named | content | content["config"], trial.task.config):
         raise ValueError(what)
@@ -50,7 +50,7 @@ def check_result(trial, content, figure):
         x = number(result, metric)
         if not math.isfinite(x) or ("accuracy" in name and not 0 <= x <= 1):
             raise ValueError(f"{name} {x}")
-    made_by(Results([result], []))
+    made_by(Results([result], []))  # raises where provenance is missing
     return result
 
 
@@ -75,7 +75,7 @@ def load(kind, name, scale, out, words=()):
 
 
 def figures_at(scale, kinds=TASKS):
-    """Yields (task, name) of every figure that has trials at this scale."""
+    """Yields (kind, name) of every figure that has trials at this scale."""
     for kind in kinds:
         for name, figure in kind.figures.items():
             if figure.grids.get(scale):
@@ -84,7 +84,7 @@ def figures_at(scale, kinds=TASKS):
 
 @functools.cache
 def verdicts_at(scale, out):
-    """{(task, figure): [Verdict]}, each family of primary ones corrected (Holm).
+    """{(script, figure): [Verdict]}, each family of primary ones corrected (Holm).
 
     A primary claim is judged when all trials of its figure are done.
     """
@@ -101,7 +101,7 @@ def verdicts_at(scale, out):
     return found
 
 
-# -- What is told of a figure
+# -- What a report says of a figure
 def short(x, digits=3):
     """A number in few characters."""
     if abs(x) >= 1000:
@@ -194,7 +194,7 @@ def made_by(results):
 
 
 def judge(kind, name, scale, out, trials, results):
-    """Sentences: corrected verdicts of a figure's own seeds, uncorrected ones of others."""
+    """Yields verdicts: of a figure's own seeds corrected, of other seeds not."""
     whole, _ = load(kind, name, scale, out)
     these, grid = ({trial.folder for trial in x} for x in (trials, whole))
     if {folder.parent for folder in these} != {folder.parent for folder in grid}:
@@ -226,8 +226,8 @@ def section(kind, name, scale, out, words=(), folder="."):
     yield "```text"
     yield from table(figure, results)
     yield "```"
-    told = [note(results) for note in figure.notes]
-    for line in itertools.chain(*told, judge(kind, name, scale, out, trials, results)):
+    verdicts = judge(kind, name, scale, out, trials, results)
+    for line in itertools.chain(figure.notes(results), verdicts):
         yield f"- {line}"
 
 
@@ -236,11 +236,15 @@ def list_trials(folder):
     """A line for every finished trial in a folder: where it is, and its numbers."""
     rows = []
     for path in sorted(Path(folder).rglob("result.json")):
-        told = []
-        for name, x in files.read_json(path)["metrics"].items():
-            if isinstance(x, int | float):
-                told.append(f"{name.replace('_', ' ')} {short(x)}")
-        rows.append([str(path.parent.relative_to(folder)), ", ".join(told)])
+        numbers = []
+        try:
+            for name, x in files.read_json(path)["metrics"].items():
+                if isinstance(x, int | float):
+                    numbers.append(f"{name.replace('_', ' ')} {short(x)}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
+            print(f"left out: {path}: {error!r}")
+        else:
+            rows.append([str(path.parent.relative_to(folder)), ", ".join(numbers)])
     if not rows:
         raise Refused(f"{folder} has no finished trial")
     yield from align(rows)
@@ -273,7 +277,7 @@ def write_page(path, out):
 
 # -- The command line
 def find_kind(script):
-    """The task of a script, be it one of this suite's or a user's."""
+    """The subclass of Task in a script, be it one of this suite's or a user's."""
     path = Path(script)
     if not path.is_file():
         raise Refused(f"there is no {script}")

@@ -17,7 +17,7 @@ FIG8 = {
     + cross(model="lstm", pe=BOTH, vocab=[2**n for n in range(8, 15)]),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
 }
-LONG_RATE = []  # found on seed 100 before any of these trials: RESULTS.md, Protocol
+LONG_RATE = []  # to be found on seed 100, before any of these trials: RESULTS.md, Protocol
 LONG = dict(model="gru", length=32, vocab=64, lr=LONG_RATE)
 FIG8_LONG = {"desk": cross(**LONG, pe=["none", "constant", "dup", "sin"], seed=range(5, 11))}
 FIG12 = {"paper": cross(model="lstm", pe=WITH_DUP, vocab=16384)}

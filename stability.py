@@ -1,6 +1,6 @@
 """Gradient stability (Fig. 5): does what is read before a token's retrieval turn the gradient?
 
-    python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # of dual_frequency.py
+    python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # dual_frequency.py's trial
     python stability.py --all fig5 --train                           # trained where need be
 
     A   7 3 1 4 _ _ _ _    Two sequences share the target (7); their disturbants are all

@@ -1505,15 +1505,17 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
 
 
 def test_a_report_tells_local_changes_and_lists_the_trials_of_a_folder():
-    for pe, dirty in (("none", True), ("sin", False)):
+    for pe in "none", "sin":
         ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
         (path,) = Path().rglob(f"gru-{pe}-*/seed0/result.json")
-        path.write_text(json.dumps(read_json(path) | {"dirty": dirty}))
+        path.write_text(json.dumps(read_json(path) | {"dirty": pe == "none"}))
     words = f"'{HERE}/reverse.py' fig2 --scale smoke"
     assert "with local changes (1 of 2)" in make_report(words)
     accuracy = report.short(read_json(path)["metrics"]["token_accuracy"])
     said = ends(0, "runs/reverse", report)
     assert f"{path.parts[-3]}/seed0" in said and f"token accuracy {accuracy}" in said
+    path.write_text('{"config": {}}')
+    assert f"left out: {path}" in ends(0, "runs/reverse", report)
 
 
 def test_a_figure_is_drawn():
@@ -1821,7 +1823,7 @@ def test_tokenizers_give_the_text_back():
         ("word", "It's a word_1, a  word!\né", " ", "It ' s a word_1 , a word ! é"),
     ]
     for name, text, between, wanted in cases:
-        types, train, valid = lm_shakespeare.tokenized(text, name)
+        types, train, valid = lm_shakespeare.tokenize(text, name)
         assert between.join(types[n] for n in (*train, *valid)) == wanted
         assert len(train) < 700, "pairs are joined"
 

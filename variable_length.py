@@ -19,8 +19,6 @@ from suite import cli
 from suite.task import BOTH, BOTH_METRICS, WITH_DUP, Flag, cross
 from suite.verdicts import gain, name_of
 
-SHORTEST = "integers in the shortest input (longest: --length); --held-out is per length"
-
 
 class VariableLength(Reverse):
     name = "variable_length"
@@ -28,7 +26,15 @@ class VariableLength(Reverse):
         "desk": Reverse.scales["desk"] | dict(min_length=8),
         "smoke": Reverse.scales["smoke"] | dict(min_length=4),
     }
-    flags = (Flag("min_length", 32, SHORTEST, int, least=1),)
+    flags = (
+        Flag(
+            "min_length",
+            32,
+            "integers in the shortest input (longest: --length); --held-out is per length",
+            int,
+            least=1,
+        ),
+    )
     without = ("encode",)  # every row begins its answers at another step
 
     def check(self):

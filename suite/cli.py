@@ -180,7 +180,7 @@ def parse(kind, argv):
 
 
 def find_scale(argv):
-    """What is typed after --scale, so that --help shows its defaults."""
+    """What is typed after --scale, since the parser of all flags is made with its defaults."""
     parser = Parser(add_help=False)
     parser.add_argument("--scale", default="paper")
     return parser.parse_known_args(argv)[0].scale
@@ -210,8 +210,8 @@ def as_word(flag):
 
 
 def as_words(flags):
-    """{flag: value} as the words of a command line: of True the bare flag, of None, which
-    leaves a flag to its default, nothing."""
+    """{flag: value} as the words of a command line. True is the flag without a value; None
+    is left out, so that the flag has its default."""
     words = []
     for flag, value in flags.items():
         if isinstance(value, range):  # of seeds
@@ -258,7 +258,7 @@ def name_folder(kind, args, config, defaults):
 
 # -- From a figure to its trials
 def trials_of_figure(kind, args, given, figure):
-    """One entry per trial: its task, grid row and command. No figure: of all figures.
+    """[jobs.Trial]: those of a figure, or of all figures if it is (); each folder once.
 
     A typed flag selects the rows that have that value. Typed seeds replace the rows' own.
     Other typed flags are added to every trial.
@@ -268,8 +268,9 @@ def trials_of_figure(kind, args, given, figure):
         for row in kind.figures[name].grids.get(args.scale, []):
             if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
                 continue
-            for seed in cross(seed=given.get("seed", row["seed"])):
-                trial = make_trial(kind, args, given, row | seed)
+            seeds = given.get("seed", row["seed"])
+            for row_of_seed in cross(**row | {"seed": seeds}):
+                trial = make_trial(kind, args, given, row_of_seed)
                 trials.setdefault(trial.folder, trial)
     if figure and args.scale not in kind.figures[figure].grids:
         has = " and ".join(kind.figures[figure].grids)
@@ -393,7 +394,7 @@ class Lossy:
 
 
 def exit_code(name, work):
-    """That of work(); what goes wrong is said in one line."""
+    """The exit code of work(); what goes wrong is said in one line."""
     sys.stdout, sys.stderr = Lossy(sys.stdout), Lossy(sys.stderr)
     try:
         return work()

@@ -18,9 +18,7 @@ from suite.graphs import pointwise
 KNOWN = common.GRU, common.LSTM, common.S4D
 
 
-# -- The layers: their input's weight and bias, and what they make of its table and clock
-
-
+# -- The layers: the weight and bias of their input; S4D, a function of table and clock
 def input_weights(layer):
     """The input's weight (G, E or 2E) and the bias (G,) of the same sum."""
     if isinstance(layer, common.S4D):
@@ -40,7 +38,7 @@ def powers(decay, turn, exponents):
 
 
 def kernel_tables(log_dt, C, log_A_real, A_imag, time):
-    """The tables whose product is S4D's kernel; CUDA's compiler has no complex numbers."""
+    """S4D.kernel's two tables, in real numbers alone: torch.compile has no complex ones."""
     dt = log_dt.exp()[:, None]
     A_real = -log_A_real.exp()
     decay, turn = A_real * dt, A_imag * dt
@@ -66,7 +64,7 @@ def kernel_tables(log_dt, C, log_A_real, A_imag, time):
 
 
 def s4d_features(layer, table, clock, tokens, steps, compiled):
-    """S4D; what is read after the tokens is the same in all rows."""
+    """S4D's (M, B, H). R steps read tokens; what is read after them is the same in all rows."""
     start, stop = common.span(steps, len(clock))
     n = len(tokens)
     own = F.embedding(tokens, table) + clock[:n, None]  # (R, B, H)
@@ -148,7 +146,10 @@ def chunk_rows(weight):
 
 
 def score(logits, target, weights):
-    """Loss and accuracy of (n, K) logits, which become its gradient; the others are (n, 1)."""
+    """-> loss and accuracy. In place of the (n, K) logits comes the loss's gradient.
+
+    `target` and `weights` are (n, 1).
+    """
     top = logits.amax(1, keepdim=True)
     total = (logits - top).exp().sum(1, keepdim=True)
     own = logits.gather(1, target)
@@ -163,7 +164,7 @@ def score(logits, target, weights):
 
 
 def score_in_place(logits, target, weights):
-    """As score, of few operators."""
+    """As score, by few operators, for a CPU."""
     top, answer = logits.max(1, keepdim=True)
     own = logits.gather(1, target)
     total = logits.sub_(top).exp_().sum(1, keepdim=True)

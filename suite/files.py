@@ -104,7 +104,7 @@ def compare_flags(before, config):
 
 
 def require_same_flags(path, before, config):
-    """What was edited or copied from another trial is neither shown nor continued."""
+    """Refuse a file that was edited, or copied from another trial."""
     if what := compare_flags(before, config):
         raise Refused(f"{path} {what} (--overwrite starts anew)")
 
@@ -115,6 +115,7 @@ def is_finished(task):
         return False
     for name in ("config.json", task.file):
         if content := read_json(task.folder / name):
+            # Older stability.json have --pairs and --target beside their config
             require_same_flags(task.folder, content | content["config"], task.config)
     return (task.folder / task.file).exists()
 
@@ -125,7 +126,8 @@ def show(task):
     result = read_json(task.folder / "result.json")
     for example in result.get("examples", []):
         show_example(**example)
-    for name, value in reversed(result["metrics"].items()):  # the first last, for --all
+    # The first metric comes last: --all shows the last line of a log
+    for name, value in reversed(result["metrics"].items()):
         if isinstance(value, int | float):
             print(f"{name.replace('_', ' ')}: {value:.6g}")
     return 0

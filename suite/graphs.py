@@ -29,7 +29,10 @@ def compiles():
 
 @functools.cache
 def onednn_is_exact():
-    """Are products of float32 exact in oneDNN, which "bf16" selects? Some CPUs round them."""
+    """Whether oneDNN, which the setting "bf16" selects, leaves float32 as precise as it is.
+
+    It rounds to bfloat16 on CPUs that multiply such numbers.
+    """
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # until machine.prepare sets it
     product, exact = (a @ b).double(), a.double() @ b.double()

@@ -127,8 +127,9 @@ def say_pair(trial, ended):
     for twin in ended:
         pe = twin.row.get("pe")
         if twin.row == trial.row | {"pe": pe} and is_finished(twin.task):
-            metrics = files.read_json(twin.folder / "result.json")["metrics"]
-            accuracies[pe] = metrics.get("token_accuracy")
+            with contextlib.suppress(Exception):  # report.py names a file without a number
+                result = files.read_json(twin.folder / "result.json")
+                accuracies[pe] = float(result["metrics"]["token_accuracy"])
     args, none, sin = trial.task.args, accuracies.get("none"), accuracies.get("sin")
     if args.pe in ("none", "sin") and none and sin:
         what = f"{args.model}, K = {args.vocab}, seed {args.seed}"
@@ -136,7 +137,7 @@ def say_pair(trial, ended):
 
 
 def is_finished(task):
-    """If the folder has other flags or cannot be read, the trial's process says so."""
+    """None where other flags or a damaged file are in the way: the trial's process says so."""
     with contextlib.suppress(End, Refused, OSError):
         return files.is_finished(task)
 

@@ -102,7 +102,8 @@ def prepare(engine, device, hidden=512):
 
 
 def is_out_of_memory(error):
-    """Only some are torch.OutOfMemoryError; while a graph is recorded it is the context."""
+    """By its words: not all are torch.OutOfMemoryError. While a graph is recorded another error
+    follows, whose context it is."""
     words = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
     here = isinstance(error, MemoryError) or any(word in str(error) for word in words)
     return here or (error is not None and is_out_of_memory(error.__context__))

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from suite.verdicts import bootstrap_interval, name_of, number
+from suite.verdicts import HANDLED, bootstrap_interval, name_of, number
 
 # Colours that colour-blind readers can tell apart, always the same for an encoding
 STYLES = {
@@ -39,7 +39,6 @@ LABELS = {
     "pe": "encoding",
     "accuracy": "token accuracy",
 }
-HANDLED = 0.95  # the accuracy at which the text says that a vocabulary is handled
 THIN = dict(color="#666666", linewidth=0.7)
 LOOKS = {
     "font.size": 8,
@@ -147,7 +146,8 @@ def draw_panel(axis, figure, lines, styles, vocabs):
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
     over_vocabularies = figure.x == "vocab" and not side_by_side
     if isinstance(figure.x, str):
-        axis.set_xlabel(LABELS.get(figure.x, figure.x) + f" = {xs[0]}" * (len(xs) == 1))
+        label = LABELS.get(figure.x, figure.x)
+        axis.set_xlabel(label if len(xs) > 1 else f"{label} = {xs[0]}")
     axis.grid(axis="y", alpha=0.3)
     for line, points in lines.items():
         draw_one = draw_points if side_by_side else draw_line
@@ -221,5 +221,5 @@ def legend(picture, panels):
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     said = f"mean over seeds and its 95% interval (percentile bootstrap), n = {n}"
     across = max(1, int(picture.get_figwidth() / 1.9))
-    how = dict(loc="outside lower center", ncols=across, frameon=False, title=said)
-    picture.legend(handles.values(), [NAMES.get(name, name) for name in handles], **how)
+    options = dict(loc="outside lower center", ncols=across, frameon=False, title=said)
+    picture.legend(handles.values(), [NAMES.get(name, name) for name in handles], **options)

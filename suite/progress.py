@@ -14,7 +14,7 @@ def say_left(seconds):
 
 
 class LiveLine:
-    """Nowhere but on a terminal; elsewhere it is never due."""
+    """The line that is drawn anew; where there is no terminal it is never due."""
 
     def __init__(self):
         self.live = sys.stdout.isatty()

@@ -159,7 +159,7 @@ def gru_step_back_in_place(rows, columns, _, h_before, d_out, d_h, d_state, d_ro
 
 
 def choose_step(step, in_place, weight, compiled):
-    """Which of the two computes where the weight is."""
+    """The step in place on a CPU, else the other, compiled if wanted."""
     return in_place if weight.device.type == "cpu" else pointwise(step, compiled)
 
 

@@ -10,7 +10,6 @@ import torch
 import common
 
 MOST = 2**31 - 1  # larger numbers overflow
-SEEDS = range(5)
 BOTH = ["none", "sin"]
 WITH_CONSTANT = ["none", "constant", "sin"]
 WITH_DUP = ["none", "dup", "sin"]
@@ -33,8 +32,8 @@ SCALES = {
 
 
 def cross(**flags):
-    """All combinations: cross(model="lstm", vocab=[256, 512]) is ten trials, of five seeds."""
-    flags.setdefault("seed", SEEDS)
+    """All combinations: cross(model="lstm", vocab=[256, 512]) is ten trials, five of each."""
+    flags.setdefault("seed", range(5))  # the paper's five
     choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
     return [dict(zip(flags, values)) for values in itertools.product(*choices)]
 
@@ -57,7 +56,7 @@ ACCURACY = {"accuracy": "token_accuracy"}
 BOTH_METRICS = ACCURACY | {"edits": "damerau_levenshtein"}
 
 
-def no_verdicts(results):
+def say_nothing(results):
     return []
 
 
@@ -69,12 +68,12 @@ class Figure(NamedTuple):
 
     title: str
     grids: dict  # scale -> [{flag: value}, ...], a row per trial
-    verdicts: Callable = no_verdicts  # of verdicts.Results: yields verdicts.Verdict
+    verdicts: Callable = say_nothing  # of verdicts.Results: yields verdicts.Verdict
     metrics: dict = ACCURACY  # name -> one of a trial's metrics, or a function
     x: str | tuple = "vocab"  # a flag or flags; with `curves` what stands at the axis
     curves: Callable | None = None  # of a verdicts.Result: yields (panel, line, {x: y})
     y: str = "token accuracy"  # of the curves
-    notes: tuple = ()  # generators of Results: lines below the table
+    notes: Callable = say_nothing  # of verdicts.Results: yields lines below the table
     picture: bool = True
 
 
@@ -135,7 +134,7 @@ class Task:
         common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
 
     def begin(self):
-        """Before a trial, and before --all: find what it needs beside flags, as a text."""
+        """Find what a trial needs beside its flags, such as a text. Comes before all else."""
 
     def describe(self):
         """The trial in a few words."""
@@ -209,9 +208,8 @@ class Task:
         """The held-out set, and a training row that is not in it."""
         rows = self.test_rows(device)
         self.held_out = common.HeldOut(rows, self.mass(rows))
-        self.seed_there = torch.tensor(
-            self.seed, device=device
-        )  # compiled code serves all seeds
+        # A tensor, or code would be compiled for every seed anew
+        self.seed_there = torch.tensor(self.seed, device=device)
         first = common.key(self.seed, common.TRAINING, 0, device=device)
         candidates = self.draw(first, (1024,))
         self.spare = candidates[~self.held_out.contains(candidates)][0]

@@ -1,8 +1,8 @@
 """One trial: the training loop, and the state that it changes.
 
 Data depend on (seed, iteration) alone, so a checkpoint and the flags decide all that follows:
-a trial that was stopped ends as one that was not, on a CPU with the same bits. README.md loads
-a model.
+a trial that was stopped ends as one that was not, on a CPU with the same bits. README.md shows
+how to load what was trained.
 """
 
 import datetime
@@ -91,7 +91,7 @@ class Training:
         if device.type == "cuda":
             self.generators.append(torch.cuda)
         self.rng_states = []
-        self.advice = ""  # at the end of the line that shows how far it is
+        self.advice = ""  # in the live line, beside the time that is left
         self.earlier = []  # the records of the processes that trained a part of it
         self.record = {
             "task": task.name,
@@ -170,10 +170,10 @@ class Training:
 
     def resume(self, path):
         saved = files.load(path, self.device)
-        *_, latest = saved["processes"]
-        files.require_same_flags(path, latest["config"], self.task.config)
+        files.require_same_flags(path, saved["processes"][-1]["config"], self.task.config)
         self.model.load_state_dict(saved["model"])
-        options = self.optimizer.param_groups  # with self.rate, and for this kind of device
+        # With self.rate, and for this kind of device: the checkpoint may be of another
+        options = self.optimizer.param_groups
         self.optimizer.load_state_dict(saved["optimizer"])
         self.optimizer.param_groups = options
         for name, x in self.sums.items():
@@ -230,11 +230,11 @@ class Training:
         loss, accuracy = self.means()
         left = say_left((iterations / i - 1) * self.seconds)
         if not live:
-            how = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
-            return f"iteration {i}/{iterations}  {how}  {left}"
+            means = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
+            return f"iteration {i}/{iterations}  {means}  {left}"
         far = f"{i / iterations:.0%}  {left}{self.advice}"  # first: a terminal may be narrow
-        how = f"accuracy {accuracy:.2f}  loss {loss:.3f}"
-        return f"{self.task.describe()}  {far}  {how}  {i:,} of {iterations:,}"
+        means = f"accuracy {accuracy:.2f}  loss {loss:.3f}"
+        return f"{self.task.describe()}  {far}  {means}  {i:,} of {iterations:,}"
 
     def write_curve(self):
         lines = ["iteration,loss,accuracy,learning_rate,seconds"]

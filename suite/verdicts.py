@@ -8,6 +8,7 @@ import numpy as np
 
 LEVEL = 0.025  # of each of the two directions: together a 95% interval
 ENOUGH = 3  # trials on each side
+HANDLED = 0.95  # the accuracy that a vocabulary has to have to count as handled
 
 
 # -- Finished trials
@@ -34,6 +35,8 @@ class Results(list):
         self.rows = rows
 
     def where(self, **flags):
+        """Those with these flags; None: their row does not name the flag."""
+
         def has(row):
             return all(row.get(k) == v for k, v in flags.items())
 
@@ -41,11 +44,11 @@ class Results(list):
         return Results(found, [row for row in self.rows if has(row)])
 
     def values(self, metric="token_accuracy", **flags):
-        """The metric of those with these flags, a number for each seed."""
+        """The metric of those with these flags, a number for each trial."""
         return [number(result, metric) for result in self.where(**flags)]
 
     def levels(self, flag, **flags):
-        """The flag's values in the grid, where it has these flags."""
+        """The values that a flag has in the grid, in the rows with these flags."""
         return list(dict.fromkeys(row.get(flag) for row in self.where(**flags).rows))
 
 
@@ -64,16 +67,16 @@ def each_seed(runs, flag):
     return found
 
 
-def crossing(places, heights, level):
-    """The first place where heights, joined by straight lines, fall below a level.
+def crossing(places, heights, limit):
+    """The first place where heights, joined by straight lines, fall below a limit.
 
     If the first height is below, it is the first place; if none is, the last.
     """
-    if heights[0] < level:
+    if heights[0] < limit:
         return places[0]
     for (left, before), (right, after) in itertools.pairwise(zip(places, heights)):
-        if after < level:
-            return left + (before - level) / (before - after) * (right - left)
+        if after < limit:
+            return left + (before - limit) / (before - after) * (right - left)
     return places[-1]
 
 
@@ -234,7 +237,7 @@ def controls(runs):
 
 
 def clock_raises(runs, text, measure, pe="sin", primary=""):
-    """Is a measure, of Results one number a seed, higher with the clock than with controls?"""
+    """The clock raises a measure above every control's; measure(Results): [a seed's number]."""
     lows = {control: measure(runs.where(pe=control)) for control in controls(runs)}
     return better(text, measure(runs.where(pe=pe)), lows, primary)
 
@@ -282,10 +285,10 @@ def holm(verdicts):
 
 
 # -- What figures over the vocabulary ask
-def crossings(runs, level=0.95):
-    """log2 of the K at which accuracy falls to a level, of each seed with all vocabularies."""
+def crossings(runs, accuracy=HANDLED):
+    """log2 of the K at which a seed falls to this accuracy, of seeds with all vocabularies."""
     places, seeds = np.log2(sorted(runs.levels("vocab"))), each_seed(runs, "vocab")
-    return [crossing(places, heights, level) for heights in seeds.values()]
+    return [crossing(places, heights, accuracy) for heights in seeds.values()]
 
 
 def areas(runs):
@@ -299,16 +302,16 @@ def areas(runs):
     return [np.trapezoid(heights, places) / width for heights in seeds.values()]
 
 
-def vocabulary_sentences(runs, level=0.95):
+def vocabulary_sentences(runs, accuracy=HANDLED):
     """The vocabulary that each model handles."""
     for model in runs.levels("model"):
         of = runs.where(model=model)
         vocabs = sorted(of.levels("vocab"))
-        found = {pe: crossings(of.where(pe=pe), level) for pe in of.levels("pe")}
+        found = {pe: crossings(of.where(pe=pe), accuracy) for pe in of.levels("pe")}
         seeds = [at for each in found.values() for at in each]
         if len(vocabs) > 2 and seeds:
             means = [f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at]
             ends = sum(at in np.log2([vocabs[0], vocabs[-1]]) for at in seeds)
-            falls = f"The accuracy of {with_article(model)} falls to {level:.0%}"
+            falls = f"The accuracy of {with_article(model)} falls to {accuracy:.0%}"
             at_end = f"{ends} of {len(seeds)} seeds at an end"
             yield f"{falls} at K = {', '.join(means)}; {at_end}."
