@@ -234,7 +234,8 @@ class Training:
             return f"iteration {i}/{iterations}  {means}  {left}"
         far = f"{i / iterations:.0%}  {left}{self.advice}"  # first: a terminal may be narrow
         means = f"accuracy {accuracy:.2f}  loss {loss:.3f}"
-        return f"{self.task.describe()}  {far}  {means}  {i:,} of {iterations:,}"
+        done = f"{i:,} of {iterations:,}, {i / self.seconds:.3g}/s"
+        return f"{self.task.describe()}  {far}  {means}  {done}"
 
     def write_curve(self):
         lines = ["iteration,loss,accuracy,learning_rate,seconds"]
