@@ -13,7 +13,7 @@ import functools
 
 import numpy as np
 
-from suite.task import BOTH, BOTH_METRICS, WITH_CONSTANT, Figure, cross
+from suite.task import BOTH, BOTH_METRICS, WITH_CONSTANT, WITH_CONTROLS, Figure, cross
 from suite.verdicts import (
     HANDLED,
     all_of,
@@ -124,7 +124,7 @@ DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
 
 def mamba():
     """In reverse ordering."""
-    one_block = dict(lr=2e-2, iterations=2000, pe=["none", "constant", "dup", "sin"])
+    one_block = dict(lr=2e-2, iterations=2000, pe=WITH_CONTROLS)
     rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024])
     deep, cell = [], dict(iterations=4000, pe=WITH_CONSTANT)
     for blocks, vocab, lr in DEPTHS:

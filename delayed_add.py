@@ -13,7 +13,7 @@ A.1), at smaller scales not. The paper found it too hard for GRUs.
 import beyond
 from common import Episode, uniform_integers
 from suite import cli
-from suite.task import BOTH, SMOKE, WITH_CONSTANT, Task, cross
+from suite.task import BOTH, SMOKE, WITH_CONSTANT, WITH_CONTROLS, Task, cross
 from suite.verdicts import above, gain_by_vocabulary
 
 SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
@@ -22,7 +22,7 @@ FIG7 = {
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
 }
 FIG7_GRU = {"paper": cross(model="gru", pe=BOTH, vocab=896)}
-FIG7_SMALL = {"desk": cross(**SMALL, pe=["none", "constant", "dup", "sin"])}
+FIG7_SMALL = {"desk": cross(**SMALL, pe=WITH_CONTROLS)}
 
 
 class DelayedAddition(Task):

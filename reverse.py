@@ -24,6 +24,7 @@ from suite.task import (
     BOTH_METRICS,
     SMOKE,
     WITH_CONSTANT,
+    WITH_CONTROLS,
     WITH_DUP,
     Figure,
     Task,
@@ -147,7 +148,7 @@ LARGE, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=102
 OF_FIG13 = ["none", "sin", "random", "learned"]
 FIG12 = {
     "paper": cross(pe=WITH_DUP, **LARGE),
-    "desk": cross(**DESK_LSTM, pe=["none", "constant", "dup", "sin"]),
+    "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS),
 }
 FIG13 = {
     "paper": cross(pe=OF_FIG13, **LARGE),

@@ -13,6 +13,7 @@ MOST = 2**31 - 1  # larger numbers overflow
 BOTH = ["none", "sin"]
 WITH_CONSTANT = ["none", "constant", "sin"]
 WITH_DUP = ["none", "dup", "sin"]
+WITH_CONTROLS = ["none", "constant", "dup", "sin"]
 SMOKE = dict(
     iterations=20,
     batch=8,
