@@ -45,12 +45,18 @@ def check_result(trial, content, figure):
     named = dict.fromkeys(["seed", *trial.task.folder_words])  # None where it is missing
     if what := files.compare_flags(named | content | content["config"], trial.task.config):
         raise ValueError(what)
-    result = Result(trial.row, content.get("metrics", content), content, trial.folder)
+    result = Result(
+        flags=trial.row,
+        metrics=content.get("metrics", content),
+        folder=trial.folder,
+        config=content["config"],
+        seconds=float(content["seconds"]),
+        processes=(*map(dict, content.get("earlier", [])), content),
+    )
     for name, metric in figure.metrics.items():
         x = number(result, metric)
         if not math.isfinite(x) or ("accuracy" in name and not 0 <= x <= 1):
             raise ValueError(f"{name} {x}")
-    made_by(Results([result], []))  # raises where provenance is missing
     return result
 
 
@@ -67,7 +73,7 @@ def load(kind, name, scale, out, words=()):
                 found.append(check_result(trial, content, kind.figures[name]))
         except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
             print(f"left out: {path}: {error!r}")
-    texts = {result.record["config"].get("text_sha256") for result in found}
+    texts = {result.config.get("text_sha256") for result in found}
     if len(texts) > 1:
         print(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
         found = []
@@ -178,15 +184,14 @@ def made_by(results):
     n = f"{len(results)} of {len(results.rows)} trials"
     if not results:
         return n
-    seconds = np.median([result.record["seconds"] for result in results])
+    seconds = np.median([result.seconds for result in results])
     every, changed = [], 0
     for result in results:
-        processes = [result.record, *result.record.get("earlier", [])]
-        every += processes
-        changed += any(one.get("dirty") for one in processes)
+        every += result.processes
+        changed += any(process.get("dirty") for process in result.processes)
 
     def list_all(name, length=40):
-        return ", ".join(sorted({str(one.get(name))[:length] for one in every}))
+        return ", ".join(sorted({str(process.get(name))[:length] for process in every}))
 
     changes = f" with local changes ({changed} of {len(results)})" if changed else ""
     where = f"{list_all('device')}; torch {list_all('torch')}; commit {list_all('commit', 7)}"

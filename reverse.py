@@ -117,7 +117,7 @@ def how_sure(none, sin):
     added = difference([sin], [none])
     if added is None:
         return "too few seeds to be sure"
-    low, high = (f"{100 * end:.2g}" for end in added.interval())
+    low, high = (f"{100 * end:.1f}" for end in added.interval())
     confidence = f"with 95% confidence ({added.n} seeds each)"
     if added.below() <= LEVEL:
         return f"{high.lstrip('-')} to {low.lstrip('-')} points fewer, {confidence}"

@@ -559,19 +559,19 @@ def test_training_is_plain_adam():
 def check_batches(device, compiled=False):
     for script, flags in BATTERY:
         words = f"--vocab 50 --length 6 --batch 40 {flags}"
-        one = task_of(words, script, build=True)
+        task = task_of(words, script, build=True)
         same = task_of(f"{words} --model gru --iterations 3 --lr 1", script)
         same.build(device)
         other = task_of(f"{words} --seed 4", script, build=True)
         draw = same.training_episode
         if compiled:
             draw = torch.compile(draw, dynamic=False)
-        batch, again = one.training_episode(7), draw(torch.tensor(7, device=device))
+        batch, again = task.training_episode(7), draw(torch.tensor(7, device=device))
         for x, y in zip(batch, again):
             assert torch.equal(x, y.cpu()) if isinstance(x, torch.Tensor) else x == y
-        assert torch.equal(one.held_out.rows, same.held_out.rows.cpu())
-        assert not torch.equal(one.held_out.rows, other.held_out.rows)
-        assert not torch.equal(batch.inputs, one.training_episode(8).inputs)
+        assert torch.equal(task.held_out.rows, same.held_out.rows.cpu())
+        assert not torch.equal(task.held_out.rows, other.held_out.rows)
+        assert not torch.equal(batch.inputs, task.training_episode(8).inputs)
         assert not torch.equal(batch.inputs, other.training_episode(7).inputs)
 
 
@@ -1181,8 +1181,8 @@ TRIALS = {  # of the paper's figures
 
 
 def test_defaults_and_grids_are_the_papers():
-    for one in trials_of(Reverse, "fig2", "paper"):
-        assert APPENDIX_A.items() <= vars(one.task.args).items()
+    for trial in trials_of(Reverse, "fig2", "paper"):
+        assert APPENDIX_A.items() <= vars(trial.task.args).items()
     for task, figures in TRIALS.items():
         for figure, count in figures.items():
             assert len(trials_of(task, figure, "paper")) == count, figure
@@ -1218,7 +1218,7 @@ def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
     words = f"fig2 {SMOKE} --model lstm --vocab 8 --seed 0-1"
     run_all = f"--jobs 2 --all {words}"
     trials = [task_of(line.partition(".py")[2]) for line in list_commands(words)]
-    done, broken, locked, new = (one.folder for one in trials)
+    done, broken, locked, new = (task.folder for task in trials)
     ends(0, f"{SMOKE} --model lstm --vocab 8 --pe none --seed 0")
     before = (done / "result.json").read_bytes()
     broken.mkdir(parents=True)
@@ -1245,7 +1245,7 @@ def test_jobs_take_turns_on_the_cards():
             queue.begin(trial)
     for process in queue.running:
         process.wait()
-    assert [(one.folder / "log.txt").read_text() for one in trials] == ["7\n", "5\n", "7\n"]
+    assert [(trial.folder / "log.txt").read_text() for trial in trials] == ["7\n", "5\n", "7\n"]
 
 
 def read_last_rows():
@@ -1332,8 +1332,8 @@ def test_each_family_is_corrected_by_itself():
     ]
     claims = [verdicts.Verdict("", "", p, p / 2, family) for family, p, _ in cases]
     claims.append(verdicts.Verdict("", primary="a"))  # has not run, and counts
-    for (_, _, wanted), one in zip(cases, verdicts.holm(claims)):
-        close([one.p_yes, one.p_no], [min(1, wanted), wanted / 2], 1e-12)
+    for (_, _, wanted), verdict in zip(cases, verdicts.holm(claims)):
+        close([verdict.p_yes, verdict.p_no], [min(1, wanted), wanted / 2], 1e-12)
 
 
 def test_the_papers_bootstrap_is_a_normal_interval_where_that_is_as_good():
@@ -1349,7 +1349,7 @@ def make_runs(cells):
     for flags, values in cells:
         for seed, value in enumerate(values):
             rows.append(flags | {"seed": seed})
-            found.append(verdicts.Result(rows[-1], {"token_accuracy": value}, {}, None))
+            found.append(verdicts.Result(rows[-1], {"token_accuracy": value}))
     return verdicts.Results(found, rows)
 
 
@@ -1394,8 +1394,8 @@ def test_the_summary_says_how_sure_it_is():
     """Welch's interval, by SciPy: .1773 to .2227."""
     low, high = [0.4, 0.41, 0.42], [0.6, 0.61, 0.62]
     of = "with 95% confidence (3 seeds each)"
-    assert reverse.how_sure(low, high) == f"18 to 22 points more, {of}"
-    assert reverse.how_sure(high, low) == f"18 to 22 points fewer, {of}"
+    assert reverse.how_sure(low, high) == f"17.7 to 22.3 points more, {of}"
+    assert reverse.how_sure(high, low) == f"17.7 to 22.3 points fewer, {of}"
     assert reverse.how_sure(low, low) == f"undecided, between -2.3 and 2.3 points, {of}"
     assert "too few" in reverse.how_sure(low, high[:2])
 
@@ -1466,7 +1466,7 @@ def test_verdicts_on_targets_and_positions_by_hand():
     for row, lost in zip(rows, (0.29, 0.30, 0.31)):
         accuracies = dict.fromkeys(dual_frequency.CONDITIONS, [0.9] * 8)
         accuracies["frequent/rare"] = [0.9 - lost] * 2 + [0.9] * 6
-        found.append(verdicts.Result(row, {"by_condition": accuracies}, {}, None))
+        found.append(verdicts.Result(row, {"by_condition": accuracies}))
     (judged,) = dual_frequency.judge_positions(verdicts.Results(found, rows), "lstm")
     assert judged.word == "yes" and judged.numbers == "+0.300 [+0.275, +0.325], n = 3"
 

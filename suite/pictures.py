@@ -80,7 +80,7 @@ def panels_of(figure, runs):
     """-> {(title, metric): {line: {x: [the value of each seed]}}}, {(title, metric): {K}}"""
     panels, vocabs = {}, defaultdict(set)
     for result, title, metric, line, points in points_of(figure, runs):
-        vocabs[title, metric].add(result.record["config"].get("vocab"))
+        vocabs[title, metric].add(result.config.get("vocab"))
         drawn = panels.setdefault((title, metric), {}).setdefault(line, {})
         for x, y in points.items():
             drawn.setdefault(x, []).append(y)
@@ -90,7 +90,7 @@ def panels_of(figure, runs):
 def label_of(metric, runs):
     """What stands beside an axis."""
     if metric == "edits":
-        lengths = sorted({result.record["config"]["length"] for result in runs})
+        lengths = sorted({result.config["length"] for result in runs})
         return f"edit distance\n(of {' or '.join(map(str, lengths))}; lower is better)"
     return LABELS.get(metric, metric)
 

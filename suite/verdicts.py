@@ -17,8 +17,10 @@ class Result(NamedTuple):
 
     flags: dict  # its row of the figure
     metrics: dict
-    record: dict  # the whole file
-    folder: Path
+    folder: Path | None = None
+    config: dict | None = None
+    seconds: float = 0.0  # of training
+    processes: tuple = ()  # what is recorded of those that trained it, one after the other
 
     @property
     def curve(self):
@@ -274,9 +276,10 @@ def gain_by_vocabulary(runs, what, metric="token_accuracy"):
 def holm(verdicts):
     """The verdicts; each family of primary ones corrected by Holm, each direction apart."""
     corrected = list(verdicts)
-    families = {one.primary for one in verdicts} - {""}
+    families = {verdict.primary for verdict in verdicts} - {""}
     for family, name in itertools.product(families, ("p_yes", "p_no")):
-        p = {i: getattr(one, name) for i, one in enumerate(verdicts) if one.primary == family}
+        these = [i for i, verdict in enumerate(verdicts) if verdict.primary == family]
+        p = {i: getattr(verdicts[i], name) for i in these}
         largest = 0.0
         for rank, i in enumerate(sorted(p, key=p.get)):
             largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
