@@ -10,6 +10,7 @@ these figures to their own.
 """
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,11 +34,14 @@ from suite.verdicts import (
 )
 
 # -- Fig. 2 of other trials
-PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, iterations=20_000)
+PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3)
 
 
 def like_fig2(fig2, short, twice):
-    """The same questions, asked after such trials had been seen."""
+    """Figures with fig2's questions on rows of other trials.
+
+    They are exploratory: such trials had been seen before.
+    """
 
     def exploratory(runs):
         return [verdict._replace(primary="") for verdict in fig2.verdicts(runs)]
@@ -46,11 +50,11 @@ def like_fig2(fig2, short, twice):
         options |= dict(metrics=BOTH_METRICS, notes=vocabulary_sentences)
         return Figure(title, {"desk": rows}, exploratory, **options)
 
-    title = "Reverse ordering, L = 16"
-    early = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **PAPERS_SIZE, seed=range(3))
+    cell = dict(**PAPERS_SIZE, iterations=20_000, seed=range(3))
+    early = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **cell)
     return {
-        "fig2-short": figure(title, short),
-        "fig2-short-twice": figure(f"{title}, twice the training", twice),
+        "fig2-short": figure("Reverse ordering, L = 16", short),
+        "fig2-short-twice": figure("Reverse ordering, L = 16, twice the training", twice),
         "fig2-early": figure("The paper's size, early in training", early, picture=False),
     }
 
@@ -75,6 +79,7 @@ def vocabulary_intervals(runs):
         yield from vocabulary_sentences(runs, accuracy)
         measure = functools.partial(crossings, accuracy=accuracy)
         for model in runs.levels("model"):
+            # Of a verdict the numbers alone
             added = clock_raises(runs.where(model=model), "", measure).numbers
             if added:
                 of = f"the K at {accuracy:.0%} of {with_article(model)}"
@@ -123,12 +128,13 @@ DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
 
 
 def mamba():
-    """In reverse ordering."""
+    """Figures of reverse ordering by Mamba."""
     one_block = dict(lr=2e-2, iterations=2000, pe=WITH_CONTROLS)
     rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024])
-    deep, cell = [], dict(iterations=4000, pe=WITH_CONSTANT)
+    deep = []
     for blocks, vocab, lr in DEPTHS:
-        deep += cross(**MAMBA, blocks=blocks, vocab=vocab, lr=lr, **cell)
+        cell = dict(blocks=blocks, vocab=vocab, lr=lr, iterations=4000)
+        deep += cross(**MAMBA, **cell, pe=WITH_CONSTANT)
 
     def judge_vocabularies(runs):
         return gain_by_vocabulary(runs, "one block of Mamba")
@@ -144,18 +150,30 @@ def mamba():
         text = "The clock helps one block more than two, at K = 16."
         yield all_of(text, {"over none": difference(plus, minus)})
 
-    title, x = "Mamba of one block and of two", ("pe", "blocks", "vocab")
     return {
         "mamba-vocab": Figure("One block of Mamba, L = 32", {"desk": rows}, judge_vocabularies),
-        "mamba": Figure(title, {"desk": deep}, judge_depths, x=x),
+        "mamba": Figure(
+            "Mamba of one block and of two",
+            {"desk": deep},
+            judge_depths,
+            x=("pe", "blocks", "vocab"),
+        ),
     }
 
 
 # -- The end of training. All of this was fixed before its trials: RESULTS.md, Protocol
-CELLS = {  # model: K, the usual rate and iterations, multiples of these, seeds
-    "gru": (32, 3e-3, 30_000, (1, 4), range(11, 15)),
-    "lstm": (64, 3e-3, 30_000, (1, 4), range(11, 15)),
-    "s4d": (256, 1e-2, 10_000, (1, 4, 8), range(11, 17)),
+class Cell(NamedTuple):
+    vocab: int
+    rate: float  # fig2's, as are the iterations
+    iterations: int
+    times: tuple  # so many iterations, from once on
+    seeds: range
+
+
+CELLS = {
+    "gru": Cell(32, 3e-3, 30_000, (1, 4), range(11, 15)),
+    "lstm": Cell(64, 3e-3, 30_000, (1, 4), range(11, 15)),
+    "s4d": Cell(256, 1e-2, 10_000, (1, 4, 8), range(11, 17)),
 }
 BEST_RATE = {  # from fig2-rates; fig2-end has these models
     "s4d": {"none": 2e-2, "sin": 2e-2},
@@ -164,21 +182,22 @@ BEST_RATE = {  # from fig2-rates; fig2-end has these models
 
 def to_find_rates():
     rows = []
-    for model, (vocab, rate, usual, _, _) in CELLS.items():
-        cell = dict(model=model, vocab=vocab, length=32, iterations=usual, seed=100)
-        rows += cross(**cell, pe=BOTH, lr=[rate / 2, rate, rate * 2])
+    for model, cell in CELLS.items():
+        flags = dict(model=model, vocab=cell.vocab, length=32, iterations=cell.iterations)
+        rates = [cell.rate / 2, cell.rate, cell.rate * 2]
+        rows += cross(**flags, pe=BOTH, lr=rates, seed=100)
     return rows
 
 
 def to_the_end():
     rows = []
     for model, best in BEST_RATE.items():
-        vocab, _, usual, multiples, seeds = CELLS[model]
-        cell = dict(model=model, vocab=vocab, length=32, seed=seeds)
-        iterations = [usual * times for times in multiples]
+        cell = CELLS[model]
+        flags = dict(model=model, vocab=cell.vocab, length=32, seed=cell.seeds)
+        iterations = [cell.iterations * times for times in cell.times]
         for pe in BOTH:
-            rows += cross(**cell, pe=pe, lr=best[pe], iterations=iterations)
-        rows += cross(**cell, pe="constant", lr=best["none"], iterations=iterations[-1])
+            rows += cross(**flags, pe=pe, lr=best[pe], iterations=iterations)
+        rows += cross(**flags, pe="constant", lr=best["none"], iterations=iterations[-1])
     return rows
 
 
@@ -199,33 +218,38 @@ def worths(runs):
     straight line in log2.
     """
     iterations = sorted(runs.levels("iterations"))
-    places, found = np.log2(np.divide(iterations, iterations[0])), []
+    places = np.log2(np.divide(iterations, iterations[0]))
+    found = []
     for seed, none in each_seed(runs.where(pe="none"), "iterations").items():
+        # One number, or none if that trial is not done
         for clock in runs.values(pe="sin", iterations=iterations[0], seed=seed):
+            # Where `none` rises above the clock: where -none falls below -clock
             found.append(crossing(places, np.negative(none), -clock))
     return found
 
 
 def worth_in_training(runs):
     for model in runs.levels("model"):
-        of, name = runs.where(model=model), with_article(model)
+        of = runs.where(model=model)
         found = worths(of)
         worth = difference([found])
         if worth is None:
             continue
         mean, low, high = np.exp2([worth.value, *worth.interval()])
         most = max(of.levels("iterations")) // min(of.levels("iterations"))
-        ends = sum(at in (0, np.log2(most)) for at in found)
-        text = f"What {name} has with the clock at 1 time the training, it has without at"
+        outermost = sum(at in (0, np.log2(most)) for at in found)
+        text = f"What {with_article(model)} has with the clock at 1 time the training, it has"
+        text += " without at"
         times = f"{mean:.2f} [{low:.2f}, {high:.2f}] times"
-        at_end = f"{ends} of {len(found)} seeds at an end (1 or {most} times)"
+        at_end = f"{outermost} of {len(found)} seeds at an end (1 or {most} times)"
         yield f"{text} {times}; {at_end}."
 
 
 def readings(runs):
     """What one model's claim at the longest training means: if it is yes, and if not.
 
-    What `none` gains is paired: a seed's trials share first weights, data and held-out set.
+    The limits are those of "How (A) is read" in RESULTS.md. What `none` gains is paired: a
+    seed's trials share first weights, data and held-out set.
     """
     none, sin = (each_seed(runs.where(pe=pe), "iterations").values() for pe in BOTH)
     ends = [accuracies[-1] for accuracies in none]
@@ -246,16 +270,17 @@ def readings(runs):
 
 
 def judge_the_end(runs):
-    for model, (vocab, _, usual, multiples, _) in CELLS.items():
-        of, times = runs.where(model=model), multiples[-1]
+    for model, cell in CELLS.items():
+        of = runs.where(model=model)
+        times = cell.times[-1]
         text = f"After {times} times the training the clock helps {with_article(model)}"
-        text += f" at K = {vocab}."
-        claim = gain(of, text, primary="end", iterations=times * usual)
+        text += f" at K = {cell.vocab}."
+        claim = gain(of, text, primary="end", iterations=times * cell.iterations)
         yield claim._replace(readings=readings(of))
 
 
 def end_of_training():
-    """In reverse ordering."""
+    """Figures of reverse ordering at the end of training."""
     return {
         "fig2-rates": Figure(
             "Rates, seed 100", {"desk": to_find_rates()}, notes=best_rates, picture=False

@@ -40,9 +40,10 @@ END = "<!-- made by python report.py --write up to here: edit below this line on
 
 
 # -- Finished trials
-def check_result(trial, content, figure):
+def make_result(trial, content, figure):
     """The Result in a file; raises where it has other flags, or lacks what a report says."""
-    named = dict.fromkeys(["seed", *trial.task.folder_words])  # None where it is missing
+    # A file that does not name these is of other flags
+    named = dict.fromkeys(["seed", *trial.task.folder_words])
     if what := files.compare_flags(named | content | content["config"], trial.task.config):
         raise ValueError(what)
     result = Result(
@@ -61,7 +62,7 @@ def check_result(trial, content, figure):
 
 
 @functools.cache
-def load(kind, name, scale, out, words=()):
+def load(kind, name, scale, out, words):
     """A figure's trials, and the Results of those done. What cannot be used is named."""
     args, given = cli.parse(kind, ["--scale", scale, "--out", str(out), *words])
     trials = cli.trials_of_figure(kind, args, given, name)
@@ -70,7 +71,7 @@ def load(kind, name, scale, out, words=()):
         path = trial.folder / trial.task.file
         try:
             if content := files.read_json(path):
-                found.append(check_result(trial, content, kind.figures[name]))
+                found.append(make_result(trial, content, kind.figures[name]))
         except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
             print(f"left out: {path}: {error!r}")
     texts = {result.config.get("text_sha256") for result in found}
@@ -94,14 +95,16 @@ def verdicts_at(scale, out):
 
     A primary claim is judged when all trials of its figure are done.
     """
-    keys, verdicts, found = [], [], defaultdict(list)
+    keys = []
+    verdicts = []
     for kind, name in figures_at(scale):
-        _, results = load(kind, name, scale, out)
+        _, results = load(kind, name, scale, out, ())
         for verdict in kind.figures[name].verdicts(results):
             if verdict.primary and len(results) < len(results.rows):
                 verdict = Verdict(verdict.text, primary=verdict.primary)
             keys.append((kind.name, name))
             verdicts.append(verdict)
+    found = defaultdict(list)
     for key, verdict in zip(keys, holm(verdicts)):
         found[key].append(verdict)
     return found
@@ -126,7 +129,7 @@ def align(rows):
 
 
 def table(figure, results):
-    """A row for each cell, which is the trials that differ in their seed alone."""
+    """A row for each cell: trials that differ in their seed alone."""
     flags = dict.fromkeys(flag for row in results.rows for flag in row)
     flags = [flag for flag in flags if flag not in ("seed", "model")]
     models = results.levels("model")
@@ -174,7 +177,8 @@ def sentence(verdict):
         p = "< .001" if verdict.p < 0.001 else f"= {verdict.p:.3f}"
         line += f" {verdict.numbers}, p {p}"
     if_yes, if_not = verdict.readings
-    if reading := if_yes if verdict.word == "yes" else if_not:
+    reading = if_yes if verdict.word == "yes" else if_not
+    if reading:
         line += f"; read as: {reading}"
     return line
 
@@ -185,29 +189,32 @@ def made_by(results):
     if not results:
         return n
     seconds = np.median([result.seconds for result in results])
-    every, changed = [], 0
+    processes = []
+    changed = 0
     for result in results:
-        every += result.processes
+        processes += result.processes
         changed += any(process.get("dirty") for process in result.processes)
 
-    def list_all(name, length=40):
-        return ", ".join(sorted({str(process.get(name))[:length] for process in every}))
+    def list_different(name, length=40):
+        return ", ".join(sorted({str(process.get(name))[:length] for process in processes}))
 
     changes = f" with local changes ({changed} of {len(results)})" if changed else ""
-    where = f"{list_all('device')}; torch {list_all('torch')}; commit {list_all('commit', 7)}"
-    return f"{n}, median {seconds:,.0f} s; {where}{changes}"
+    where = f"{list_different('device')}; torch {list_different('torch')}"
+    made = f"commit {list_different('commit', 7)}{changes}"
+    return f"{n}, median {seconds:,.0f} s; {where}; {made}"
 
 
 def judge(kind, name, scale, out, trials, results):
     """Yields verdicts: of a figure's own seeds corrected, of other seeds not."""
-    whole, _ = load(kind, name, scale, out)
-    these, grid = ({trial.folder for trial in x} for x in (trials, whole))
+    whole, _ = load(kind, name, scale, out, ())
+    these = {trial.folder for trial in trials}
+    grid = {trial.folder for trial in whole}
     if {folder.parent for folder in these} != {folder.parent for folder in grid}:
         yield "No verdicts: these are not all cells of the figure, or they have other flags."
     elif kind not in TASKS or these != grid:
         for verdict in kind.figures[name].verdicts(results):
             yield sentence(verdict._replace(primary=""))
-    elif scale != "quick":  # a first look
+    elif scale != "quick":  # a first look has no verdicts
         yield from map(sentence, verdicts_at(scale, out)[kind.name, name])
 
 

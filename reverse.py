@@ -119,9 +119,9 @@ def how_sure(none, sin):
         return "too few seeds to be sure"
     low, high = (f"{100 * end:.1f}" for end in added.interval())
     confidence = f"with 95% confidence ({added.n} seeds each)"
-    if added.below() <= LEVEL:
+    if added.p_below() <= LEVEL:
         return f"{high.lstrip('-')} to {low.lstrip('-')} points fewer, {confidence}"
-    if added.above() <= LEVEL:
+    if added.p_above() <= LEVEL:
         return f"{low} to {high} points more, {confidence}"
     return f"undecided, between {low} and {high} points, {confidence}"
 

@@ -39,7 +39,8 @@ from suite.verdicts import above, gain, higher, higher_in_pairs, name_of
 # -- Pairs of sequences, and how alike their Jacobians are
 def draw_pairs(seed, vocab, length, target, count, device="cpu"):
     """-> A and B, (4 count, T) each: `count` pairs of each condition in turn, from the seed."""
-    pairs, half = [], vocab // 2
+    half = vocab // 2  # from here on integers are Rare
+    pairs = []
     for condition, name in enumerate(CONDITIONS):
         k = common.key(seed, common.ANALYSIS, condition, device=device)
         of_target, of_disturbants = map(KINDS.index, name.split("/"))  # 0: Frequent, 1: Rare
@@ -75,29 +76,29 @@ def stability(model, a, b, target, at_once=64):
 def weighted_cosine(inner):
     """(P,) from inner(m, n) = <J_i^m, J_i^n>, (P, D), where 0 is A and 1 is B."""
     ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
-    weights = (aa * bb).sqrt().sum(-1)
+    total = (aa * bb).sqrt().sum(-1)  # of the weights, before they are divided by it
     smallest = torch.finfo(torch.double).tiny
-    return (ab.sum(-1) / weights.clamp(min=smallest)).clamp(-1, 1)
+    return (ab.sum(-1) / total.clamp(min=smallest)).clamp(-1, 1)
 
 
 # -- GRU and LSTM: a product of Jacobians, from the answering step back to the target
 def recurrent_similarity(layer, inputs, target):
     """(P,) of a GRU or an LSTM, whose gates' inputs are (T, S, G)."""
-    step, parts = gru_step, 1
+    step, states = gru_step, 1  # h
     if isinstance(layer, common.LSTM):
-        step, parts = lstm_step, 2
+        step, states = lstm_step, 2  # h and c
     sequences, H = inputs.shape[1], layer.hidden_size
-    state = [inputs.new_zeros(sequences, H)] * parts
+    state = [inputs.new_zeros(sequences, H)] * states
     steps_back = []
     for x in inputs:
         state, back = step(layer, x, *state)
         steps_back.append(back)
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
     identity = torch.eye(H).to(inputs).repeat(sequences, 1, 1)
-    J = [identity, torch.zeros_like(identity)][:parts]  # d h_out / d h and c, (S, D, H) each
+    J = [identity, torch.zeros_like(identity)][:states]  # d h_out / d h and c, (S, D, H) each
     for t in reversed(range(target, len(inputs))):
         J = steps_back[t](*J)
-        if (len(inputs) - t) % 8 == 0 or t == target:
+        if (len(inputs) - t) % 8 == 0 or t == target:  # at the end too, for products of J
             J = rescale(J)
     halves = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
 
@@ -108,7 +109,10 @@ def recurrent_similarity(layer, inputs, target):
 
 
 def rescale(J):
-    """Factors cancel; in 127 steps J would fall below the smallest float32."""
+    """Each sequence's J divided by its largest entry, or in 127 steps it would underflow.
+
+    Factors cancel in the cosine.
+    """
     largest = torch.stack([part.flatten(1).abs().amax(1) for part in J]).amax(0)  # (S,)
     largest = largest.clamp(min=torch.finfo(largest.dtype).tiny)
     return [part / largest[:, None, None] for part in J]
@@ -173,7 +177,7 @@ def s4d_similarity(layer, inputs, target):
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
-    # (S, H) at the answering step; no underflow from here on
+    # (S, H) at the answering step; in double precision, or slopes would underflow
     y = (y + layer.D * inputs[-1]).double()
     slope = (1 + (y / math.sqrt(2)).erf()) / 2
     slope += y * (-y * y / 2).exp() / math.sqrt(2 * math.pi)
@@ -223,10 +227,11 @@ class Stability(DualFrequency):
         return super().defaults(args) | dict(target=target)
 
     def __init__(self, args, config, folder):
-        self.trained = cli.make_task(DualFrequency, args)
-        self.trained.args.overwrite = False  # it is the evaluation that is made anew
-        of_stability_json = dict(pairs=args.pairs, target=args.target)
-        super().__init__(args, config | of_stability_json, self.trained.folder)
+        # --overwrite makes the evaluation anew
+        self.trained = cli.make_task(DualFrequency, args, overwrite=False)
+        # No part of the folder's name, but compared
+        config |= dict(pairs=args.pairs, target=args.target)
+        super().__init__(args, config, self.trained.folder)
 
     def check(self):
         super().check()
@@ -261,7 +266,8 @@ class Stability(DualFrequency):
             raise Refused(f"{self.folder} has no snapshots: {makes}")
         engine = machine.Engine("torch", deterministic=args.deterministic)
         machine.prepare(engine, device, args.hidden)  # training in this process has set its own
-        model, started = self.model().to(device), time.perf_counter()
+        started = time.perf_counter()
+        model = self.model().to(device)
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         found = {condition: {} for condition in CONDITIONS}
@@ -274,7 +280,7 @@ class Stability(DualFrequency):
             for condition, mean in zip(CONDITIONS, means):
                 found[condition][iteration] = mean
             words = " ".join(f"{mean:.4f}" for mean in means)
-            print(f"iteration {iteration}: {words}")
+            print(f"snapshot {iteration}: {words}")
         return {
             "by_condition": found,
             "task": self.name,
@@ -317,8 +323,8 @@ OPTIONS = dict(
     x="iteration of the snapshot",
     y="stability",
 )
-FEW_PAIRS = {"s4d": dict(pairs=256)}  # of desk's trials, which were evaluated so
-DESK = [row | FEW_PAIRS.get(row["model"], {}) for row in FIG3["desk"]]
+# Desk's S4D was evaluated with few pairs
+DESK = [row | dict(pairs=256) if row["model"] == "s4d" else row for row in FIG3["desk"]]
 
 
 @Stability.figure(

@@ -255,9 +255,8 @@ def close(got, wanted, tolerance):
 
 def assert_fair(counts, expected):
     """Pearson's statistic is below a bound that a fair draw passes but for e^-10."""
-    counts, expected = np.asarray(counts, float), np.asarray(expected, float)
     free = len(counts) - 1
-    statistic = ((counts - expected) ** 2 / expected).sum()
+    statistic = sum((n - mean) ** 2 / mean for n, mean in zip(counts, expected))
     bound = free + 2 * math.sqrt(10 * free) + 20  # Laurent and Massart, 2000
     assert statistic < bound, f"chi-square {statistic:.1f} with {free} degrees of freedom"
 
@@ -265,7 +264,7 @@ def assert_fair(counts, expected):
 def assert_uniform(outcomes, cells):
     counts = Counter(outcomes)
     assert len(counts) == cells, f"{len(counts)} of {cells} outcomes"
-    assert_fair(list(counts.values()), [counts.total() / cells] * cells)
+    assert_fair(counts.values(), [counts.total() / cells] * cells)
 
 
 # -- common.py: the released code's numbers, and every part by hand
@@ -661,7 +660,7 @@ def test_episodes_by_brute_force():
 
 def check_conditions(task, right, by_condition):
     """Of dual_frequency.py, whose test rows are by condition, then the target's position."""
-    assert np.allclose(list(by_condition.values()), right.view(4, 8, 2).mean(2))
+    close(list(by_condition.values()), right.view(4, 8, 2).mean(2), 1e-6)
     names, episode = list(by_condition), task.test_episode()
     for b, x in enumerate(task.held_out.rows.tolist()):
         target, disturbants = names[b // 16].split("/")
@@ -677,7 +676,7 @@ def test_loss_accuracy_and_evaluation_by_hand():
         task = task_of(f"--scale smoke --held-out 64 --batch 7 {flags}", script, build=True)
         model, episode = task.model(), task.test_episode()
         targets, counts = episode.targets, is_answer(episode)
-        logits = model(episode.inputs, episode.steps).transpose(0, 1)  # (N, M, K)
+        logits = model(episode.inputs, episode.steps).detach().transpose(0, 1)  # (N, M, K)
         right = (logits.argmax(-1) == targets).double()
         wanted = [F.cross_entropy(logits[counts], targets[counts]), right[counts].mean()]
         close(torch.stack(common.loss_and_accuracy(model, episode)), wanted, 1e-6)
@@ -831,6 +830,9 @@ def test_nohup_is_respected():
 
 def print_to_nobody(stream):
     """In a child process: both streams fail from now on."""
+    if stream == "none at all":
+        sys.stdout = sys.stderr = None  # as >&- leaves it
+        return
     if stream == "a full log":
         there = os.open("/dev/full", os.O_WRONLY)
     else:
@@ -841,7 +843,7 @@ def print_to_nobody(stream):
 
 
 def test_a_trial_saves_although_nothing_can_be_printed():
-    streams = ["a closed terminal", "a broken pipe"]
+    streams = ["none at all", "a closed terminal", "a broken pipe"]
     if Path("/dev/full").exists():
         streams.append("a full log")
     for stream in streams:
@@ -986,7 +988,7 @@ def test_a_row_of_the_curve_is_the_mean_since_the_last_one():
     seldom = read_curve(folder_in())[:, 1:3]
     ends(0, f"{SMOKE} --log-every 1 --overwrite")
     each = read_curve(folder_in())[:, 1:3]
-    assert np.allclose(seldom, each.reshape(4, 5, 2).mean(1), rtol=1e-6)
+    close(seldom, each.reshape(4, 5, 2).mean(1), 1e-6)
 
 
 def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
@@ -1317,7 +1319,7 @@ def test_welchs_test_is_that_of_textbooks():
     found = verdicts.difference([a], [b])
     assert round(found.value / found.error, 3) == -2.455
     assert round(found.freedom, 3) == 24.989
-    assert round(2 * found.below(), 3) == 0.021
+    assert round(2 * found.p_below(), 3) == 0.021
 
 
 def test_each_family_is_corrected_by_itself():
@@ -1340,7 +1342,7 @@ def test_the_papers_bootstrap_is_a_normal_interval_where_that_is_as_good():
     values = np.random.default_rng(7).normal(size=200)
     reach = 1.96 * values.std() / math.sqrt(200)
     wanted = values.mean() - reach, values.mean() + reach
-    assert np.allclose(verdicts.bootstrap_interval(values), wanted, rtol=0, atol=0.01)
+    close(verdicts.bootstrap_interval(values), wanted, 0.07)
 
 
 def make_runs(cells):
@@ -1495,7 +1497,7 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
     for text in bad:
         path.write_text(text, encoding="latin1")
         said = make_report(words)
-        assert "1 of 12" in said and f"left out: {path}" in said, text[:80]
+        assert "1 of 12" in said and said.count(f"left out: {path}") == 1, text[:80]
     path.write_text(whole)
     for where, text in ((path, "a"), (other, "b")):  # of two texts: they are not compared
         content = read_json(where)
@@ -1509,8 +1511,8 @@ def test_a_report_tells_local_changes_and_lists_the_trials_of_a_folder():
         ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
         (path,) = Path().rglob(f"gru-{pe}-*/seed0/result.json")
         path.write_text(json.dumps(read_json(path) | {"dirty": pe == "none"}))
-    words = f"'{HERE}/reverse.py' fig2 --scale smoke"
-    assert "with local changes (1 of 2)" in make_report(words)
+    said = make_report(f"'{HERE}/reverse.py' fig2 --scale smoke")
+    assert "with local changes (1 of 2)" in said
     accuracy = report.short(read_json(path)["metrics"]["token_accuracy"])
     said = ends(0, "runs/reverse", report)
     assert f"{path.parts[-3]}/seed0" in said and f"token accuracy {accuracy}" in said
@@ -1722,8 +1724,11 @@ def test_stabilitys_target_is_the_papers():
 
 def test_stability_of_a_trial():
     words = f"{SMOKE} --model s4d --pairs 8 --seed 3"
-    ends(0, f"{words} --train", Stability)
-    folder, before = folder_in(), outcome(folder_in())
+    said = ends(0, f"{words} --train", Stability)
+    folder = folder_in()
+    (folder / "log.txt").write_text(said)
+    assert jobs.progress(folder) == 1
+    before = outcome(folder)
     path = folder / "stability.json"
     by_condition = read_json(path)["by_condition"]
     for values in by_condition.values():

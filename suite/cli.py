@@ -8,6 +8,7 @@ paper's. `kind` is a script's class, a subclass of Task; `task` is an instance, 
 
 import argparse
 import contextlib
+import io
 import os
 import shlex
 import signal
@@ -50,7 +51,7 @@ FLAGS = [
     ),
     Flag("hidden", 512, "size of the layer's state", int, least=1),
     Flag("embed", 512, "size of the embedding, and of the encoding", int, least=1),
-    Flag("blocks", 1, "of mamba; from 2 on with norm and residual path", int, least=1),
+    Flag("blocks", 1, "mamba's; 2 or more have norms and residual paths", int, least=1),
     Flag("iterations", 300_000, "batches to train on", int, least=1),
     Flag("batch", 512, "sequences per iteration", int, least=1),
     Flag("lr", 1e-3, "peak of the learning rate", float),
@@ -62,11 +63,13 @@ FLAGS = [
         int,
         least=1,
     ),
-    Flag("combine", "concat", "encoding with embedding", choices=("concat", "add")),
+    Flag(
+        "combine", "concat", "how encoding and embedding are joined", choices=("concat", "add")
+    ),
     Flag(
         "encode",
         "both",
-        "at which steps: while reading, answering, or both",
+        "steps with the encoding: while reading, answering, or both",
         choices=("input", "output", "both"),
     ),
     Flag(
@@ -170,6 +173,7 @@ def parse(kind, argv):
     for name, flag in flags_of(kind).items():
         if name not in kind.without:
             add_flag(science if flag.science else plumbing, flag, defaults[name])
+    # const: the value where no figure is named
     figure = dict(nargs="?", const=(), choices=kind.figures, metavar="FIGURE")
     names = ", ".join(kind.figures)
     plumbing.add_argument("--list", help=f"print a command per trial: {names}", **figure)
@@ -187,7 +191,7 @@ def find_scale(argv):
 
 
 def explain(kind):
-    """What the values of --pe and --scale mean."""
+    """What the values of --scale and --pe mean."""
     yield "scales, whose defaults --help --scale SCALE shows:"
     for name in kind.scales:
         yield f"  {name:9} {SCALES.get(name, '')}"
@@ -230,7 +234,7 @@ def parse_task(kind, argv):
 
 
 def make_task(kind, args, **row):
-    """The task of one trial, whose flags fit together; those of a row go before `args`."""
+    """The task of one trial, whose flags fit together; `row` overrides `args`."""
     args = argparse.Namespace(**(vars(args) | row))
     if isinstance(args.seed, range):
         raise Refused("--seed takes a range with --list, --all and report.py alone")
@@ -263,18 +267,18 @@ def trials_of_figure(kind, args, given, figure):
     A typed flag selects the rows that have that value. Typed seeds replace the rows' own.
     Other typed flags are added to every trial.
     """
+    if figure and args.scale not in kind.figures[figure].grids:
+        has = " and ".join(kind.figures[figure].grids)
+        raise Refused(f"{figure} has no {args.scale} scale; it has {has}")
     trials = {}
     for name in [figure] if figure else kind.figures:
         for row in kind.figures[name].grids.get(args.scale, []):
             if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
                 continue
             seeds = given.get("seed", row["seed"])
-            for row_of_seed in cross(**row | {"seed": seeds}):
+            for row_of_seed in cross(**row | {"seed": seeds}):  # a row for each seed
                 trial = make_trial(kind, args, given, row_of_seed)
                 trials.setdefault(trial.folder, trial)
-    if figure and args.scale not in kind.figures[figure].grids:
-        has = " and ".join(kind.figures[figure].grids)
-        raise Refused(f"{figure} has no {args.scale} scale; it has {has}")
     if not trials:
         what = f"{figure or kind.name} at --scale {args.scale}"
         raise Refused(f"no trial of {what} has the flags given, or its grid is still empty")
@@ -327,7 +331,7 @@ def run_one(task, argv):
 def run_many(kind, args, given, trials):
     """All as processes, and then their report."""
     stop = Stop()
-    for trial in trials:  # now, or every one would refuse by itself
+    for trial in trials:  # a missing text is said once, not by every trial
         trial.task.begin()
     cards = []
     if machine.choose_device(args.device).type == "cuda":
@@ -347,8 +351,8 @@ def run_many(kind, args, given, trials):
 
 # -- How a process ends
 class Stop:
-    """Hears signals, from a trial's first line on. While `after_iteration` lasts, the first
-    is a request; else it ends the work, as Ctrl-C does anywhere. A second Ctrl-C exits."""
+    """Hears signals, from a trial's first line on. Inside `after_iteration` the first only
+    sets `requested`; outside it raises KeyboardInterrupt. A second Ctrl-C exits at once."""
 
     def __init__(self):
         self.requested = self.iterating = False
@@ -379,13 +383,13 @@ class Lossy:
     broken pipe or a full log must not end a trial before it has saved."""
 
     def __init__(self, stream):
-        self.stream = stream
+        self.stream = stream or io.StringIO()  # None: it was closed
 
     def __getattr__(self, name):
         return getattr(self.stream, name)
 
     def write(self, text):
-        with contextlib.suppress(OSError, AttributeError):  # it is None where it was closed
+        with contextlib.suppress(OSError):
             self.stream.write(text)
             self.stream.flush()
 

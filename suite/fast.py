@@ -15,10 +15,10 @@ import common
 from suite import sweeps
 from suite.graphs import pointwise
 
-KNOWN = common.GRU, common.LSTM, common.S4D
+KNOWN = common.GRU, common.LSTM, common.S4D  # the layers that this engine has
 
 
-# -- The layers: the weight and bias of their input; S4D, a function of table and clock
+# -- The layers: what meets their input; S4D's forward pass
 def input_weights(layer):
     """The input's weight (G, E or 2E) and the bias (G,) of the same sum."""
     if isinstance(layer, common.S4D):
@@ -31,7 +31,7 @@ def input_weights(layer):
 
 
 def powers(decay, turn, exponents):
-    """exp(dt A) to these powers, real and imaginary parts, (H, N/2, len(exponents)) each."""
+    """exp(exponent dt A), real and imaginary parts, (H, N/2, len(exponents)) each."""
     size = (decay[..., None] * exponents).exp()
     angle = turn[..., None] * exponents
     return size * angle.cos(), size * angle.sin()
@@ -64,12 +64,12 @@ def kernel_tables(log_dt, C, log_A_real, A_imag, time):
 
 
 def s4d_features(layer, table, clock, tokens, steps, compiled):
-    """S4D's (M, B, H). R steps read tokens; what is read after them is the same in all rows."""
+    """S4D's (M, B, H). n steps read tokens; what is read later is the same in all rows."""
     start, stop = common.span(steps, len(clock))
     n = len(tokens)
-    own = F.embedding(tokens, table) + clock[:n, None]  # (R, B, H)
-    own = own.permute(2, 0, 1)  # (H, R, B)
-    shared = clock[n:].T  # (H, T - R)
+    own = F.embedding(tokens, table) + clock[:n, None]  # (n, B, H)
+    own = own.permute(2, 0, 1)  # (H, n, B)
+    shared = clock[n:].T  # (H, T - n)
     read = min(stop, n)
     alike = stop - read  # steps that read the same in all rows
 
@@ -77,9 +77,9 @@ def s4d_features(layer, table, clock, tokens, steps, compiled):
     tables = pointwise(kernel_tables, compiled)(*parameters, stop)
     kernel = layer.kernel_of_tables(*tables, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
-    toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, R), last answer first
+    toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, read), last answer first
     y = toeplitz.contiguous() @ own[:, :read].contiguous()
-    direct = own[:, start:stop]
+    direct = own[:, start:stop]  # what the answered steps read, for D
     if alike:
         toeplitz = response[:, read:].unfold(1, alike, 1).contiguous()
         y = y + toeplitz @ shared[:, :alike, None]
@@ -109,6 +109,7 @@ def input_products(model, embedded, time):
     if vectors is None:  # every column meets the embedding, once or, of dup, twice
         columns = weight.unflatten(1, (-1, E)).sum(1)
         return F.linear(embedded, columns), bias.expand(time, -1)
+    # Where the vectors are added, both have all columns
     table = F.linear(embedded, weight[:, :E])
     return table, F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
 
@@ -117,8 +118,8 @@ def features(model, inputs, steps, commands=0, compiled=False):
     """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
     layer = model.layer
     rows, time = inputs.shape
-    read = inputs[:, : time - commands].T  # (T - commands, B)
-    embedded, tokens = used_embeddings(model, read)
+    before_commands = inputs[:, : time - commands].T  # (T - commands, B)
+    embedded, tokens = used_embeddings(model, before_commands)
     table, clock = input_products(model, embedded, time)
     if commands:
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
@@ -179,37 +180,37 @@ class CrossEntropy(torch.autograd.Function):
     """See `cross_entropy`. Gradients are computed with the loss, while logits exist."""
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, weights, compiled):
-        cuda = weight.is_cuda
-        step = sweeps.choose_step(score, score_in_place, weight, compiled)
-        low = weight.to(features.dtype)
+    def forward(ctx, features, matrix, bias, targets, weights, compiled):
+        cuda = matrix.is_cuda
+        step = sweeps.choose_step(score, score_in_place, matrix.device, compiled)
+        low = matrix.to(features.dtype)
         low_bias = bias.to(features.dtype)
         loss, right = 0, 0
         d_features = torch.zeros_like(features)
-        d_weight = torch.zeros_like(weight)
+        d_matrix = torch.zeros_like(matrix)
         d_bias = torch.zeros_like(bias)
-        rows = chunk_rows(weight)
-        ones = weight.new_ones(min(rows, len(features)))
+        rows = chunk_rows(matrix)
+        ones = matrix.new_ones(min(rows, len(features)))
         for start in range(0, len(features), rows):
             part = slice(start, start + rows)
-            logits = torch.addmm(low_bias, features[part], low.T).to(weight.dtype)  # (n, K)
-            part_weights = weights[part, None].to(weight.dtype)
+            logits = torch.addmm(low_bias, features[part], low.T).to(matrix.dtype)  # (n, K)
+            part_weights = weights[part, None].to(matrix.dtype)
             part_loss, part_right = step(logits, targets[part, None], part_weights)
             loss += part_loss
             right += part_right
             if not ctx.needs_input_grad[0]:  # an evaluation
                 continue
-            d = logits.to(low.dtype)
+            d = logits.to(low.dtype)  # the loss's gradient by now
             torch.mm(d, low, out=d_features[part])
-            if cuda and d.dtype == d_weight.dtype:  # in one pass; a CPU would round otherwise
-                d_weight.addmm_(d.T, features[part])
+            if cuda and d.dtype == d_matrix.dtype:  # in one pass; a CPU would round otherwise
+                d_matrix.addmm_(d.T, features[part])
             else:
-                d_weight += d.T @ features[part]
+                d_matrix += d.T @ features[part]
             if cuda:
                 d_bias.addmv_(logits.T, ones[: len(d)])
             else:
                 d_bias += d.sum(0)
-        ctx.save_for_backward(d_features, d_weight, d_bias)
+        ctx.save_for_backward(d_features, d_matrix, d_bias)
         ctx.mark_non_differentiable(right)
         return loss, right
 

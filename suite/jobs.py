@@ -75,7 +75,7 @@ class Jobs:
             print(error)
             self.codes.append(FAILED)
         else:
-            self.running[process] = trial, self.free.pop(0), progress(trial)
+            self.running[process] = trial, self.free.pop(0), progress(trial.folder)
 
     def end(self, process):
         trial, card, _ = self.running.pop(process)
@@ -93,7 +93,7 @@ class Jobs:
         """How many are done, how long the others will take, how far each is."""
         done, left, names = len(self.codes), len(self.waiting), []
         for trial, _, before in self.running.values():
-            share = progress(trial)
+            share = progress(trial.folder)
             done += share - before
             left += 1 - share
             names.append(f"{trial.task.describe()} {share:.0%}")
@@ -105,19 +105,19 @@ class Jobs:
         return said
 
 
-def progress(trial):
+def progress(folder):
     """The share of its iterations that a trial has done, by its log."""
-    for line in reversed(read_log(trial)):
+    for line in reversed(read_log(folder)):
         if line.startswith("iteration "):
             done, _, iterations = line.split()[1].partition("/")
             return int(done) / int(iterations)
     return 0.0
 
 
-def read_log(trial):
-    """Its lines; none where its folder has vanished."""
+def read_log(folder):
+    """A trial's lines; none where its folder has vanished."""
     with contextlib.suppress(OSError):
-        return (trial.folder / "log.txt").read_text(errors="replace").splitlines()
+        return (folder / "log.txt").read_text(errors="replace").splitlines()
     return []
 
 
@@ -161,7 +161,7 @@ def start(script, trial, at_once, card):
 
 
 def say_end(trial, code):
-    *_, last = ["", *read_log(trial)]
+    *_, last = ["", *read_log(trial.folder)]
     print(f"ends: {shlex.join(trial.words)}\n  exit code {code}: {last}")
 
 

@@ -1,4 +1,7 @@
-"""Pictures of figures, where matplotlib is installed."""
+"""Pictures of figures, where matplotlib is installed.
+
+A panel has lines, {encoding: {x: [the value of each seed]}}.
+"""
 
 import importlib.util
 import itertools
@@ -50,8 +53,8 @@ LOOKS = {
 CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it is slow
 
 
-def place(figure, flags):
-    """Where a trial stands on the x axis: a number, or words where several flags make it up."""
+def x_of(figure, flags):
+    """A trial's place on the x axis: a number, or words where several flags make it up."""
     if isinstance(figure.x, str):
         return flags[figure.x]
     first, *others = figure.x
@@ -72,7 +75,7 @@ def points_of(figure, runs):
     for name, metric in figure.metrics.items():
         for result in runs:
             flags = result.flags
-            points = {place(figure, flags): number(result, metric)}
+            points = {x_of(figure, flags): number(result, metric)}
             yield result, name_of(flags.get("model", "")), name, flags["pe"], points
 
 
@@ -104,13 +107,13 @@ def styles_of(panels):
 
 def draw(figure, runs, path):
     """Draw an SVG."""
-    import matplotlib
     import matplotlib.figure
 
     panels, vocabs = panels_of(figure, runs)
-    across = min(len(panels), 4)
-    if not figure.curves:  # a column for each model, a row for each metric
-        across = len({title for title, _ in panels})
+    # A column for each model, a row for each metric; or else curves
+    across = len({title for title, _ in panels})
+    if figure.curves:
+        across = min(len(panels), 4)
     down = math.ceil(len(panels) / across)
     with matplotlib.rc_context(LOOKS):
         wide = max(5.5, across * max(2.6, *map(width_of_words, panels.values())))  # inches
@@ -119,7 +122,7 @@ def draw(figure, runs, path):
         styles = styles_of(panels)
         for axis, ((title, metric), lines) in zip(axes, panels.items()):
             axis.set(title=title, ylabel=label_of(metric, runs))
-            draw_panel(axis, figure, lines, styles, vocabs[title, metric])
+            draw_panel(axis, figure, metric, lines, styles, vocabs[title, metric])
         for axis in axes[len(panels) :]:
             axis.remove()
         share_axes(picture.axes)
@@ -131,33 +134,33 @@ def draw(figure, runs, path):
 
 def width_of_words(lines):
     """The inches that an axis needs for its words side by side."""
-    words = [x for x in places(lines) if isinstance(x, str)]
+    words = [x for x in xs_of(lines) if isinstance(x, str)]
     longest = max(map(len, "\n".join(words).split("\n")))
     return len(words) * max(0.75, 0.08 * longest)
 
 
-def places(lines):
-    return list(dict.fromkeys(x for points in lines.values() for x in points))
+def xs_of(lines):
+    return list(dict.fromkeys(x for samples in lines.values() for x in samples))
 
 
-def draw_panel(axis, figure, lines, styles, vocabs):
+def draw_panel(axis, figure, metric, lines, styles, vocabs):
     """Lines over x, or points side by side where x is a word or there is a single one."""
-    xs = places(lines)
+    xs = xs_of(lines)
     side_by_side = isinstance(xs[0], str) or len(xs) == 1
     over_vocabularies = figure.x == "vocab" and not side_by_side
     if isinstance(figure.x, str):
         label = LABELS.get(figure.x, figure.x)
         axis.set_xlabel(label if len(xs) > 1 else f"{label} = {xs[0]}")
     axis.grid(axis="y", alpha=0.3)
-    for line, points in lines.items():
+    for line, samples in lines.items():
         draw_one = draw_points if side_by_side else draw_line
-        draw_one(axis, line, points, *styles[line])
+        draw_one(axis, line, samples, *styles[line])
     if over_vocabularies:
         axis.set_xscale("log", base=2)
         axis.set_xticks(sorted(xs), map(str, sorted(xs)))
-    if "perplexity" in axis.get_ylabel():
+    if "perplexity" in metric:
         axis.set_yscale("log")
-    if "accuracy" in axis.get_ylabel():
+    if "accuracy" in metric:
         draw_limits(axis, vocabs, over_vocabularies)
 
 
@@ -185,26 +188,26 @@ def share_axes(axes):
             axis.set_ylim(low, high)
 
 
-def means_and_intervals(points):
+def means_and_intervals(samples):
     """{x: values} -> the means, and the ends of their intervals, (2, as many)."""
-    means = [np.mean(values) for values in points.values()]
-    return means, np.transpose([bootstrap_interval(values) for values in points.values()])
+    means = [np.mean(values) for values in samples.values()]
+    return means, np.transpose([bootstrap_interval(values) for values in samples.values()])
 
 
-def draw_line(axis, line, points, color, marker):
-    points = dict(sorted(points.items()))
-    means, intervals = means_and_intervals(points)
-    marker = "" if len(points) > 20 else marker
-    axis.plot(list(points), means, label=line, color=color, marker=marker)
-    axis.fill_between(list(points), *intervals, color=color, alpha=0.15)
+def draw_line(axis, line, samples, color, marker):
+    samples = dict(sorted(samples.items()))
+    means, intervals = means_and_intervals(samples)
+    marker = "" if len(samples) > 20 else marker
+    axis.plot(list(samples), means, label=line, color=color, marker=marker)
+    axis.fill_between(list(samples), *intervals, color=color, alpha=0.15)
 
 
-def draw_points(axis, line, points, color, marker):
+def draw_points(axis, line, samples, color, marker):
     """With every seed's value as a dash."""
-    names = [x if isinstance(x, str) else line for x in points]
-    means, intervals = means_and_intervals(points)
+    names = [x if isinstance(x, str) else line for x in samples]
+    means, intervals = means_and_intervals(samples)
     dashes = dict(marker="_", linestyle="none", color=color, markersize=10, alpha=0.6)
-    for name, values in zip(names, points.values()):
+    for name, values in zip(names, samples.values()):
         axis.plot([name] * len(values), values, **dashes)
     errors = np.abs(intervals - means)
     axis.errorbar(names, means, errors, linestyle="none", color=color, marker=marker)
@@ -216,8 +219,8 @@ def legend(picture, panels):
     for axis in picture.axes:
         found, labels = axis.get_legend_handles_labels()
         handles |= dict(zip(labels, found))
-    samples = [points.values() for lines in panels.values() for points in lines.values()]
-    counts = {len(values) for sample in samples for values in sample}
+    every = [samples for lines in panels.values() for samples in lines.values()]
+    counts = {len(values) for samples in every for values in samples.values()}
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     said = f"mean over seeds and its 95% interval (percentile bootstrap), n = {n}"
     across = max(1, int(picture.get_figwidth() / 1.9))

@@ -11,9 +11,9 @@ state starts at zero.
     table (R, G)   what each token adds to the sums inside the gates (G is 4H, of a GRU 3H)
     clock (T, G)   what each step adds, with the bias
     tokens (n,)    rows of the table; after their end, at any step, the clock alone is read
-    gates (N, 4H)  after sigmoid and tanh, in torch's order, kept for the way back; of a GRU
-                   q, r, z, n; of an LSTM on a CPU s in place of g, see below. A step gets
-                   its rows, and as views each gate's column, (n, H)
+    gates (N, 4H)  after sigmoid and tanh, kept for the way back. LSTM: i, f, g, o (on a CPU
+                   s for g, see lstm_step_in_place). GRU: q, r, z, n. A step gets its rows,
+                   and as views each gate's column, (n, H)
     c, h (N, H)    cell and output; the state is carried in the precision of the weights
 """
 
@@ -24,7 +24,6 @@ from suite.graphs import pointwise
 
 # -- One step for CUDA: what torch.compile makes one loop of
 def tanh(x):
-    """By exp, as a sigmoid: torch's own is slow on some CPUs."""
     return 2 * (2 * x).sigmoid() - 1
 
 
@@ -78,11 +77,8 @@ def gru_step(product, clock, table, tokens, state, rows, columns, h, bias):
     h.copy_(new)
 
 
-def gru_step_back(rows, columns, _, h_before, d_out, d_h, d_state, d_rows, d_columns):
-    """As lstm_step_back, without the step's own h (`_`).
-
-    d_rows are q's gradients, and those of the sums inside r, z and n.
-    """
+def gru_step_back(rows, columns, h, h_before, d_out, d_h, d_state, d_rows, d_columns):
+    """As lstm_step_back; d_rows are q's gradients, and those of the sums inside r, z, n."""
     q, r, z, n = rows.to(d_state.dtype).chunk(4, dim=1)
     d = d_out + d_h + d_state
     d_n = d * (1 - z) * (1 - n * n)
@@ -105,7 +101,10 @@ def store_gate_inputs(rows, clock, table, tokens):
 
 
 def lstm_step_in_place(product, clock, table, tokens, c_before, rows, columns, h, c):
-    """The gate g = tanh(x) is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s)."""
+    """The gate g = tanh(x) is kept as s = sigmoid(-2x): g = 1 - 2s, g' = 4s(1 - s).
+
+    So is tanh(c) made of a sigmoid: torch's own is slow on some CPUs.
+    """
     i, f, s, o = columns
     store_gate_inputs(rows, clock, table, tokens)
     rows.add_(product)
@@ -118,6 +117,7 @@ def lstm_step_in_place(product, clock, table, tokens, c_before, rows, columns, h
 
 
 def lstm_step_back_in_place(rows, columns, c, c_before, d_out, d_h, d_cell, d_rows, d_columns):
+    """Slopes of tanh are 4 u (1 - u) and 4 s (1 - s), of which sigmoid_back has all but 4."""
     i, f, s, o = columns
     d_i, d_f, d_s, d_o = d_columns
     u = (-2 * c).sigmoid_()
@@ -143,7 +143,7 @@ def gru_step_in_place(product, clock, table, tokens, state, rows, columns, h, bi
     state.copy_(h)
 
 
-def gru_step_back_in_place(rows, columns, _, h_before, d_out, d_h, d_state, d_rows, d_columns):
+def gru_step_back_in_place(rows, columns, h, h_before, d_out, d_h, d_state, d_rows, d_columns):
     H = h_before.shape[1]
     q, r, z, n = columns
     d_q, d_r, d_z, d_n = d_columns
@@ -158,9 +158,9 @@ def gru_step_back_in_place(rows, columns, _, h_before, d_out, d_h, d_state, d_ro
     sigmoid_back.grad_input(d_r_and_z, r_and_z, grad_input=d_r_and_z)
 
 
-def choose_step(step, in_place, weight, compiled):
+def choose_step(step, in_place, device, compiled):
     """The step in place on a CPU, else the other, compiled if wanted."""
-    return in_place if weight.device.type == "cpu" else pointwise(step, compiled)
+    return in_place if device.type == "cpu" else pointwise(step, compiled)
 
 
 # -- The sweeps; x_of[t] is what step t has of x
@@ -181,13 +181,13 @@ def split_gates(gates, sizes):
 
 def one_step_earlier(x, sizes):
     """x at the step before, for every row from step 1 on."""
-    if sizes[0] == sizes[-1]:
+    if sizes[0] == sizes[-1]:  # all steps have as many rows
         return x[: -sizes[0]]
     return torch.cat([rows[:n] for rows, n in zip(x.split(sizes), sizes[1:])])
 
 
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
-    """From those of the sums, (N, G): of the table, summed in `dtype`, and of the clock."""
+    """d_x (N, G), the gradients of the sums -> those of the table, in `dtype`, and clock."""
     d_read = d_x[: len(tokens)].to(dtype)
     # Faster than index_add_: on CUDA additions to the same rows would wait for one another
     d_table = torch.ops.aten.embedding_dense_backward(d_read, tokens, table_rows, -1, False)
@@ -217,12 +217,12 @@ class Sweep(torch.autograd.Function):
         h_of = h.split(sizes)
         c = None
         if bias is None:
-            step = choose_step(lstm_step, lstm_step_in_place, weight, compiled)
+            step = choose_step(lstm_step, lstm_step_in_place, weight.device, compiled)
             c = weight.new_empty(N, H)
-            own_of = c.split(sizes)  # what a step takes that the other model's does not
+            c_of = c.split(sizes)
         else:
-            step = choose_step(gru_step, gru_step_in_place, weight, compiled)
-            own_of = [bias.detach()] * len(sizes)
+            step = choose_step(gru_step, gru_step_in_place, weight.device, compiled)
+            bias = bias.detach()
 
         product = table.new_zeros(B, G)
         state = weight.new_zeros(B, H)
@@ -230,9 +230,12 @@ class Sweep(torch.autograd.Function):
             if t:
                 torch.mm(h_of[t - 1][:n], recurrent, out=product[:n])
             inputs = product[:n], clock[t], table, tokens_of[t], state[:n]
-            step(*inputs, rows_of[t], columns_of[t], h_of[t], own_of[t])
-            if bias is None:  # else the step has changed the state in place
-                state = own_of[t]
+            outputs = rows_of[t], columns_of[t], h_of[t]
+            if bias is None:
+                step(*inputs, *outputs, c_of[t])
+                state = c_of[t]
+            else:
+                step(*inputs, *outputs, bias)  # which changes the state in place
         ctx.save_for_backward(memory, c, h, tokens, low)
         ctx.plain = sizes, compiled, len(table), weight.dtype
         return h
@@ -243,15 +246,16 @@ class Sweep(torch.autograd.Function):
         memory, c, h, tokens, low = ctx.saved_tensors
         sizes, compiled, table_rows, dtype = ctx.plain
         h = h.detach()  # or a step compiles twice: `start` needs no gradient
-        N, B, (G, H) = len(h), sizes[0], low.shape
+        B, (G, H) = sizes[0], low.shape
 
-        rows_of, columns_of = split_gates(memory[:N], sizes)
+        rows_of, columns_of = split_gates(memory[: len(h)], sizes)
         # A step's gradients go where the gates of later steps were, which have been read:
         # this memory is warm, and new memory is not
         d_gates = memory[B:]
         if compiled:  # such a step must not share memory
             d_gates = torch.empty_like(d_gates)
         d_rows_of, d_columns_of = split_gates(d_gates, sizes)
+        # Of a GRU's q, r, z, n the product has the first three, the inputs the last three
         d_product = d_gates[:, :G]
         d_product_of = d_product.split(sizes)
         d_out_of = d_out.split(sizes)
@@ -259,11 +263,11 @@ class Sweep(torch.autograd.Function):
         d_h = torch.zeros_like(h[:B])
         d_state = torch.zeros_like(d_h, dtype=dtype)
         if c is None:
-            step = choose_step(gru_step_back, gru_step_back_in_place, low, compiled)
+            step = choose_step(gru_step_back, gru_step_back_in_place, low.device, compiled)
             state_of = h.split(sizes)
-            low = low.roll(H, 0)  # the candidate first, as in d_gates
+            low = low.roll(H, 0)  # rows of n, r, z, as in d_product
         else:
-            step = choose_step(lstm_step_back, lstm_step_back_in_place, low, compiled)
+            step = choose_step(lstm_step_back, lstm_step_back_in_place, low.device, compiled)
             state_of = c.split(sizes)
         start = torch.zeros_like(state_of[0])
         for t in reversed(range(len(sizes))):

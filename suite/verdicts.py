@@ -69,19 +69,6 @@ def each_seed(runs, flag):
     return found
 
 
-def crossing(places, heights, limit):
-    """The first place where heights, joined by straight lines, fall below a limit.
-
-    If the first height is below, it is the first place; if none is, the last.
-    """
-    if heights[0] < limit:
-        return places[0]
-    for (left, before), (right, after) in itertools.pairwise(zip(places, heights)):
-        if after < limit:
-            return left + (before - limit) / (before - after) * (right - left)
-    return places[-1]
-
-
 def name_of(model):
     return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
 
@@ -90,7 +77,13 @@ def with_article(model):
     return {"gru": "a GRU", "lstm": "an LSTM"}.get(model, name_of(model))
 
 
-# -- Student's t
+# -- Intervals, and differences of means
+def bootstrap_interval(values):
+    """The paper's interval of a mean: 95% percentile bootstrap."""
+    resampled = np.random.default_rng(0).choice(np.float64(values), (10_000, len(values)))
+    return np.percentile(resampled.mean(axis=1), [2.5, 97.5])
+
+
 ANGLES = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
 
 
@@ -116,12 +109,6 @@ def t_quantile(tail, freedom):
     return float(-np.sqrt(freedom) * np.tan(angle))
 
 
-def bootstrap_interval(values):
-    """The paper's interval of a mean: 95% percentile bootstrap."""
-    resampled = np.random.default_rng(0).choice(np.float64(values), (10_000, len(values)))
-    return np.percentile(resampled.mean(axis=1), [2.5, 97.5])
-
-
 class Difference(NamedTuple):
     """A sum or difference of the means of samples."""
 
@@ -130,11 +117,12 @@ class Difference(NamedTuple):
     freedom: float  # Welch's and Satterthwaite's degrees of freedom
     n: int  # the smallest sample
 
-    def above(self):
-        """The chance of a difference so large if there were none."""
+    def p_above(self):
+        """One-sided p: the chance of a difference so large if there were none."""
         return self.tail(self.value)
 
-    def below(self, margin=0.0):
+    def p_below(self, margin=0.0):
+        """The chance of one so far below the margin if it were at the margin."""
         return self.tail(margin - self.value)
 
     def tail(self, distance):
@@ -152,13 +140,16 @@ class Difference(NamedTuple):
 
 
 def mean_and_square(sample):
-    """A mean, and its error squared; of equal values exactly theirs, and 0."""
+    """A mean and its standard error squared, both exact where all values are equal."""
     less = np.subtract(sample, sample[0])
     return sample[0] + less.mean(), less.var(ddof=1) / len(less)
 
 
 def difference(plus, minus=()):
-    """The means of the samples in `plus` less those in `minus`; None where one is too small."""
+    """The sum of the means of the samples in `plus` less that of those in `minus`.
+
+    None where a sample is too small.
+    """
     samples = [*plus, *minus]
     n = min(map(len, samples))
     if n < ENOUGH:
@@ -203,10 +194,10 @@ def all_of(text, differences, primary=""):
     found = differences.values()
     if None in found:
         return Verdict(text, primary=primary)
-    p_no = min(1.0, len(found) * min(d.below() for d in found))
+    p_no = min(1.0, len(found) * min(d.p_below() for d in found))
     numbers = ", ".join(f"{name} {d.words()}".strip() for name, d in differences.items())
     numbers += f", n = {min(d.n for d in found)}"
-    return Verdict(text, numbers, max(d.above() for d in found), p_no, primary)
+    return Verdict(text, numbers, max(d.p_above() for d in found), p_no, primary)
 
 
 def higher(text, high, low):
@@ -259,7 +250,7 @@ def no_gain(text, high, low, margin):
     if gained is None:
         return Verdict(text)
     numbers = f"{gained.words()}, margin {margin:.3g}, n = {gained.n}"
-    return Verdict(text, numbers, gained.below(margin), gained.above())
+    return Verdict(text, numbers, gained.p_below(margin), gained.p_above())
 
 
 def no_gain_of_dup(runs, what):
@@ -288,6 +279,19 @@ def holm(verdicts):
 
 
 # -- What figures over the vocabulary ask
+def crossing(places, heights, limit):
+    """The first place where heights, joined by straight lines, fall below a limit.
+
+    If the first height is below, it is the first place; if none is, the last.
+    """
+    if heights[0] < limit:
+        return places[0]
+    for (left, before), (right, after) in itertools.pairwise(zip(places, heights)):
+        if after < limit:
+            return left + (before - limit) / (before - after) * (right - left)
+    return places[-1]
+
+
 def crossings(runs, accuracy=HANDLED):
     """log2 of the K at which a seed falls to this accuracy, of seeds with all vocabularies."""
     places, seeds = np.log2(sorted(runs.levels("vocab"))), each_seed(runs, "vocab")
@@ -310,11 +314,11 @@ def vocabulary_sentences(runs, accuracy=HANDLED):
     for model in runs.levels("model"):
         of = runs.where(model=model)
         vocabs = sorted(of.levels("vocab"))
-        found = {pe: crossings(of.where(pe=pe), accuracy) for pe in of.levels("pe")}
-        seeds = [at for each in found.values() for at in each]
-        if len(vocabs) > 2 and seeds:
-            means = [f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in found.items() if at]
-            ends = sum(at in np.log2([vocabs[0], vocabs[-1]]) for at in seeds)
+        crossed = {pe: crossings(of.where(pe=pe), accuracy) for pe in of.levels("pe")}
+        every = [at for of_pe in crossed.values() for at in of_pe]
+        if len(vocabs) > 2 and every:
             falls = f"The accuracy of {with_article(model)} falls to {accuracy:.0%}"
-            at_end = f"{ends} of {len(seeds)} seeds at an end"
+            means = [f"{2 ** np.mean(at):.3g} ({pe})" for pe, at in crossed.items() if at]
+            outermost = sum(at in np.log2([vocabs[0], vocabs[-1]]) for at in every)
+            at_end = f"{outermost} of {len(every)} seeds at an end"
             yield f"{falls} at K = {', '.join(means)}; {at_end}."
