@@ -299,7 +299,7 @@ def check_released_case(kind, pe, theirs):
     tolerance = 2e-5 if kind == "s4d" else 1e-9  # theirs in float32
     answered = slice(length, 2 * length)
     episode = common.Episode(tokens, tokens[:, :length].flip(1), answered, commands=length)
-    for engine in (PLAIN, FAST):
+    for engine in PLAIN, FAST:
         logits = engine.logits(model, tokens, slice(None)).transpose(0, 1)
         close(logits, theirs["logits"], tolerance)
         loss, _, found = gradients(model, episode, engine)
@@ -878,7 +878,7 @@ def test_damaged_checkpoints_are_passed_over_and_never_kept():
         finish([20, 22])
         shutil.rmtree("runs")
     shutil.copytree("kept", "runs")
-    for path in (last, previous):
+    for path in last, previous:
         path.write_bytes(whole[:-999])
     finish([])
 
