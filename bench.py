@@ -4,8 +4,8 @@
     python bench.py --only lstm-sin-256 --precision fp32  # one; other flags are reverse.py's
 
 Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in
-the same precision. The suite's step is the training loop's own and draws its batch too.
-Both take turns in one process.
+the same precision (for bf16 TF32). The suite's step is the training loop's own and draws
+its batch too. Both take turns in one process.
 
 Then it says what each figure of the paper costs on this device, in hours of training.
 """
@@ -172,7 +172,7 @@ def main():
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     args, words = parser.parse_known_args()
     of_reverse, given = cli.parse(Reverse, words)
-    device = machine.choose_device(of_reverse.device)
+    device = machine.choose_device(of_reverse)
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
     found = {name: measure(name, device, words) for name in args.only}

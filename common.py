@@ -16,6 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 
+class Refused(ValueError):
+    """The user's mistake, said in one line."""
+
+
 # -- The model (section 3.2), its loss, its training step and the schedule
 class Model(nn.Module):
     """Embedding -> joined with the encoding -> one layer -> linear readout."""
@@ -58,7 +62,7 @@ class Episode(NamedTuple):
         return Episode(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
 
     def mean_weights(self):
-        """(M B,) of every answer in a mean, step by step; None: all weigh the same."""
+        """(M B,) each answer's weight in a mean, in the order of the logits; None: equal."""
         if self.weight is not None:
             weight = self.weight.T.flatten().double()
             return weight / weight.sum()
@@ -77,14 +81,12 @@ def loss_and_accuracy(model, episode):
     return (losses * weights).sum(), (right * weights).sum()  # autocast would round a @
 
 
-def train_step(model, optimizer, loss_and_accuracy, episode, clip):
-    """One step of Adam -> the loss and the accuracy before it; the host never waits."""
-    loss, accuracy = loss_and_accuracy(model, episode)
+def train_step(model, optimizer, loss, clip):
+    """One step of Adam, down the gradient of the loss; the host never waits."""
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
     optimizer.zero_grad()
-    return loss.detach(), accuracy
 
 
 def learning_rate(i, peak, warmup, iterations):
@@ -92,10 +94,6 @@ def learning_rate(i, peak, warmup, iterations):
     if i <= warmup:
         return peak * i / warmup
     return peak / 2 * (1 + math.cos(math.pi * (i - warmup) / (iterations - warmup)))
-
-
-class Refused(ValueError):
-    """The user's mistake, said in one line."""
 
 
 # -- Encodings of the time step (section 3.2, Appendices C and D)
@@ -116,7 +114,7 @@ class Encoding(nn.Module):
     """
 
     drawn = True  # at random, so the table is kept with the weights
-    fast = True  # suite/fast.py can do what `join` does; False where a subclass changes `join`
+    fast = True  # suite/fast.py reads `vectors` alone; False: `join` does something else
 
     def __init__(
         self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
@@ -135,7 +133,7 @@ class Encoding(nn.Module):
 
     @staticmethod
     def default_length(size):
-        """Of the vectors in the table; None where there are none."""
+        """The length of the table's vectors; None: there is no table."""
         return 1.0
 
     def make(self, positions, size):
@@ -333,7 +331,8 @@ class S4D(nn.Module):
     def kernel(self, time):
         """(H, time): the response to an impulse, 2 Re sum_n w_n exp(l dt A_n), l = 0, 1, ...
 
-        It is the product of two tables, since l = S i + j.
+        It is a product of two tables: exp(l dt A) = exp(S i dt A) exp(j dt A) with
+        l = S i + j, where S is the stride.
         """
         dtA, weights = self.discretise()
         stride = math.isqrt(time - 1) + 1
@@ -362,9 +361,6 @@ class S4D(nn.Module):
         """(H, M, B) convolved inputs -> (M, B, H)"""
         h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))
         return h if isinstance(steps, slice) else select(h, steps)
-
-
-LAYERS = {"gru": GRU, "lstm": LSTM, "s4d": S4D}
 
 
 # -- Data: integers are pure functions of (seed, stream, iteration), alike on every device
@@ -414,7 +410,7 @@ def hash_rows(rows):
 
 def distinct_rows(draw, count, *counters, device="cpu"):
     """The first `count` different rows of a stream; draw(key, shape): (*shape, W)."""
-    rows = draw(key(*counters, 0, device=device), (0,))
+    rows = draw(key(*counters, 0, device=device), (0,))  # (0, W): none yet
     for attempt in range(1000):
         more = draw(key(*counters, attempt, device=device), (count,))
         rows = torch.cat([rows, more])
@@ -599,4 +595,11 @@ def mamba(inputs, hidden, blocks=1):
     return Mamba(inputs, hidden) if blocks == 1 else MambaStack(inputs, hidden, blocks)
 
 
-LAYERS |= {"mingru": MinGRU, "mamba": mamba}
+LAYERS = {
+    "gru": GRU,
+    "lstm": LSTM,
+    "s4d": S4D,
+    # not the paper's
+    "mingru": MinGRU,
+    "mamba": mamba,
+}

@@ -74,7 +74,10 @@ class DualFrequency(Reverse):
         return patterns
 
     def test_rows(self, device):
-        """No row occurs twice: those of one pattern are drawn together."""
+        """No row occurs twice: those of one pattern are drawn together.
+
+        All Frequent and all Rare are the pattern of every position in two conditions.
+        """
         patterns = self.patterns()
         each = self.args.held_out // len(patterns)
         shape = len(patterns), each, self.length
@@ -101,7 +104,8 @@ class DualFrequency(Reverse):
         position = torch.arange(self.length, device=inputs.device)
         position = position.repeat_interleave(each).repeat(len(CONDITIONS))[:, None]  # (N, 1)
         answered = 2 * self.length - 1 - position  # the step at which that target is answered
-        return Episode(inputs, inputs.gather(1, position), answered)
+        targets = inputs.gather(1, position)
+        return Episode(inputs, targets, answered, commands=self.length)
 
     def summarise(self, metrics, right):
         """One answer per row: neither whole sequences nor distances."""

@@ -55,7 +55,6 @@ class Shakespeare(Task):
             batch=8,
             lr=1e-3,
             iterations=400,
-            hidden=128,  # no part of the model: below 256 one thread is enough
         ),
         "smoke": SMOKE | dict(layers=2, heads=2, width=16, context=8, batch=4),
     }
@@ -148,10 +147,10 @@ class Shakespeare(Task):
         train, valid = self.windows
         valid = valid[:: self.args.context]
         n = torch.arange(len(valid), device=valid.device)
-        train = train[n * (len(train) - 1) // max(1, len(valid) - 1)]
+        train = train[n * (len(train) - 1) // max(1, len(valid) - 1)]  # spread evenly
         return {
-            "train_perplexity": self.perplexity_of(model, train),
             "valid_perplexity": self.perplexity_of(model, valid),
+            "train_perplexity": self.perplexity_of(model, train),
             "types": len(self.types),
             "train_tokens": len(self.parts[0]),
             "valid_tokens": len(self.parts[1]),

@@ -138,14 +138,15 @@ class WikiText(Task):
         return []
 
     def evaluate(self, model, engine):
-        metrics = {"unigram_test_perplexity": self.unigram_perplexity()}
-        for name in ("valid", "test"):
+        metrics = {}
+        for name in ("test", "valid"):
             known, every = self.perplexities(model, self.splits[name], engine)
             metrics[f"{name}_perplexity"] = known
             metrics[f"{name}_perplexity_with_unknown"] = every
         splits = self.splits.items()
         unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
         return metrics | {
+            "unigram_test_perplexity": self.unigram_perplexity(),
             "paragraphs": {name: split.paragraphs for name, split in splits},
             "tokens": {name: len(split.tokens) for name, split in splits},
             "unknown_tokens": unknown,
@@ -254,7 +255,7 @@ def pad_to_few_sizes(batch, most, vocab):
     All paragraphs get the same number of steps: a multiple of STEPS, or `most`. The
     number of targets is rounded up to a multiple of a PARTS-th of all pairs. What is
     added comes after a paragraph's end, or has an unknown target, and so changes no
-    number. It is of many pieces, not of one, which a card likes.
+    number. It is of many pieces: a card adds up the gradients of a single one slowly.
     """
     paragraphs, found = int(batch.sizes[0]), len(batch.targets)
     time = min(most, math.ceil(len(batch.sizes) / STEPS) * STEPS)
@@ -273,7 +274,8 @@ def features(model, batch, engine):
     if engine.name == "torch":
         tokens = model.embedding(batch.inputs)
         x = model.encoding.join(tokens, batch.times, len(batch.sizes))  # (N, E or 2E)
-        layer = nn.LSTM if isinstance(model.layer, nn.LSTM) else nn.GRU  # they read packed rows
+        # Torch's own forward, which reads packed rows: ours would select steps
+        layer = nn.LSTM if isinstance(model.layer, nn.LSTM) else nn.GRU
         packed = nn.utils.rnn.PackedSequence(x, batch.sizes)
         found = layer.forward(model.layer, packed)[0].data
     else:

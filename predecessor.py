@@ -1,10 +1,12 @@
 """Predecessor query (Fig. 10): read L different integers, then one again: which came before it?
 
-python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
-python predecessor.py --scale desk --all fig10
+    python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
+    python predecessor.py --scale desk --all fig10
 
-in   3 1 4 2 4        the query, 4, is never the first integer; time runs 1 .. L+1
-out  . . . . 1        one answer per sequence; . is not answered and has no loss
+    in   3 1 4 2 4        the query, 4, is never the first integer; time runs 1 .. L+1
+    out  . . . . 1        one answer per sequence; . is not answered and has no loss
+
+The vocabularies of Fig. 10 are in the released code only.
 """
 
 import math
@@ -17,7 +19,7 @@ from suite import cli
 from suite.task import BOTH, SMOKE, WITH_CONSTANT, Task, cross
 from suite.verdicts import gain_by_vocabulary
 
-FIG10 = {  # its vocabularies are in the released code only
+FIG10 = {
     "paper": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024]),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
 }

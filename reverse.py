@@ -49,11 +49,11 @@ FRESH = range(5, 11)  # no trial had used these seeds when desk's grid was fixed
 
 def cross_models(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     """Desk's rows: a GRU's at the K in `gru_vocab`, the other models' at those in `vocab`."""
-    cell = dict(pe=WITH_CONSTANT, vocab=vocab, **flags)
+    of_s4d = dict(iterations=s4d_iterations, lr=1e-2)
     return [
-        *cross(model="gru", **cell | dict(vocab=gru_vocab)),
-        *cross(model="lstm", **cell),
-        *cross(model="s4d", **cell | dict(iterations=s4d_iterations, lr=1e-2)),
+        *cross(model="gru", pe=WITH_CONSTANT, vocab=gru_vocab, **flags),
+        *cross(model="lstm", pe=WITH_CONSTANT, vocab=vocab, **flags),
+        *cross(model="s4d", pe=WITH_CONSTANT, vocab=vocab, **flags | of_s4d),
     ]
 
 
@@ -93,7 +93,7 @@ class Reverse(Task):
         return Episode(self.with_commands(rows), rows.flip(1), answers, commands=self.length)
 
     def test_rows(self, device):
-        """(N, L) integers that are held out; those of each L are a stream of their own."""
+        """(N, L) integers that are held out, for each L others, as in variable_length.py."""
         stream = self.seed, common.HELD_OUT, self.length
         return distinct_rows(self.draw, self.args.held_out, *stream, device=device)
 
@@ -205,10 +205,11 @@ MORE = {
     + trained_more(model="s4d", vocab=16384),
     "desk": trained_more(WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM),
 }
-OF_MORE = ("pe", "iterations", "batch")
 
 
-@Reverse.figure("section4.1", "More iterations, larger batches", MORE, x=OF_MORE)
+@Reverse.figure(
+    "section4.1", "More iterations, larger batches", MORE, x=("pe", "iterations", "batch")
+)
 def section_4_1(runs):
     iterations, batches = runs.levels("iterations"), runs.levels("batch")
     for model in runs.levels("model"):

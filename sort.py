@@ -1,10 +1,12 @@
 """Sorting (Figs. 8, 12): read L integers, then, at L commands, answer them in order.
 
-python sort.py --model lstm --pe sin --vocab 16384 --seed 0
-python sort.py --scale desk --all fig8
+    python sort.py --model lstm --pe sin --vocab 16384 --seed 0
+    python sort.py --scale desk --all fig8
 
-in   3 1 4 1 _ _ _ _        _ is the command; time runs 1 .. 2L without a break
-out  . . . . 1 1 3 4        . is not answered and has no loss
+    in   3 1 4 1 _ _ _ _        _ is the command; time runs 1 .. 2L without a break
+    out  . . . . 1 1 3 4        . is not answered and has no loss
+
+It is as reverse.py but for the answers.
 """
 
 from common import Episode, uniform_integers
@@ -26,7 +28,8 @@ FIG8 = {
     + cross(model="lstm", pe=BOTH, vocab=[2**n for n in range(8, 15)]),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
 }
-LONG_RATE = []  # to be found on seed 100, before any of these trials: RESULTS.md, Protocol
+# Found on seed 100, before any of these trials: RESULTS.md, Protocol. Empty: there are none yet
+LONG_RATE = []
 LONG = dict(model="gru", length=32, vocab=64, lr=LONG_RATE)
 FIG8_LONG = {"desk": cross(**LONG, pe=WITH_CONTROLS, seed=range(5, 11))}
 FIG12 = {"paper": cross(model="lstm", pe=WITH_DUP, vocab=16384)}

@@ -259,7 +259,7 @@ class Stability(DualFrequency):
 
     def measure(self, argv):
         """What stability.json holds."""
-        args, device = self.args, machine.choose_device(self.args.device)
+        args, device = self.args, machine.choose_device(self.args)
         snapshots = {int(path.stem): path for path in self.folder.glob("snapshots/*.pt")}
         if not snapshots:
             makes = "dual_frequency.py --overwrite makes them"

@@ -334,7 +334,7 @@ def run_many(kind, args, given, trials):
     for trial in trials:  # a missing text is said once, not by every trial
         trial.task.begin()
     cards = []
-    if machine.choose_device(args.device).type == "cuda":
+    if machine.choose_device(args).type == "cuda":
         cards = machine.cards()
     at_once = args.jobs or len(cards) or machine.cores()
     script = sys.modules[kind.__module__].__file__

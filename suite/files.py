@@ -46,11 +46,12 @@ def write_json(path, content):
     write(path, f"{text}\n".encode())
 
 
-def read_json(path):
-    """None where there is no such file."""
+def read_json(path, *parts):
+    """None where there is no such file; it has to have these parts, and `config`."""
     try:
         content = json.loads(path.read_text())
-        dict(content["config"])  # or it is no file of ours
+        for part in ("config", *parts):
+            dict(content[part])
         return content
     except FileNotFoundError:
         return None
@@ -89,11 +90,11 @@ def lock(folder):
 
 
 def clear(folder):
-    """Results first, config.json last: a delete cut short never looks like a finished trial."""
-    shutil.rmtree(folder / "snapshots", ignore_errors=True)
+    """Results first: a delete cut short never looks like a finished trial."""
     results = "result.json", "stability.json"
     for name in (*results, "previous.pt", "last.pt", "curve.csv", "config.json"):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "snapshots", ignore_errors=True)
 
 
 def compare_flags(before, config):
@@ -123,7 +124,7 @@ def is_finished(task):
 def show(task):
     """Print the metrics -> 0."""
     print(f"{task.folder} is finished")
-    result = read_json(task.folder / "result.json")
+    result = read_json(task.folder / "result.json", "metrics")
     for example in result.get("examples", []):
         show_example(**example)
     # The first metric comes last: --all shows the last line of a log
@@ -135,10 +136,13 @@ def show(task):
 
 def show_example(read, wanted, answered):
     """Three lines; a wrong answer is marked by a star."""
-    marked = [f"{said}{' ' if said == right else '*'}" for said, right in zip(answered, wanted)]
-    plain = [[f"{number} " for number in numbers] for numbers in (read, wanted)]
-    width = max(map(len, plain[0] + marked)) + 1
-    for name, words in zip(("read", "wanted", "answered"), (*plain, marked)):
+    lines = {
+        "read": [f"{number} " for number in read],
+        "wanted": [f"{number} " for number in wanted],
+        "answered": [f"{x} " if x == right else f"{x}*" for x, right in zip(answered, wanted)],
+    }
+    width = 1 + max(len(word) for words in lines.values() for word in words)
+    for name, words in lines.items():
         shown = words[: 80 // width]
         rest = "..." if len(words) > len(shown) else ""
         print(f"{name:9}{''.join(word.rjust(width) for word in shown)}{rest}")

@@ -6,7 +6,7 @@ import warnings
 import torch
 
 
-# -- Compiling, and what else PyTorch can do on a device
+# -- Compiling
 @functools.cache
 def pointwise(function, compiled):
     """The function, compiled if wanted: for the first sizes that come, then for all others."""
@@ -25,18 +25,6 @@ def compiles():
     except Exception as error:  # noqa: BLE001 - whatever is missing, the same functions run without
         print(f"not compiled, so the same numbers take longer: {error!r:.300}")
         return False
-
-
-@functools.cache
-def onednn_is_exact():
-    """Whether oneDNN, which the setting "bf16" selects, leaves float32 as precise as it is.
-
-    It rounds to bfloat16 on CPUs that multiply such numbers.
-    """
-    a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # until machine.prepare sets it
-    product, exact = (a @ b).double(), a.double() @ b.double()
-    return bool((product - exact).norm() < 1e-6 * exact.norm())
 
 
 # -- CUDA graphs: a step is recorded once, then started by a single launch
@@ -59,17 +47,16 @@ def record(once, state, pool=None):
     return graph
 
 
-def whole(step, first, state):
-    """One graph of step(i), whose tensor i counts on -> a function that replays it."""
-    counter = torch.tensor(first, device="cuda")
+def whole(step, state):
+    """One graph of step(i), of a tensor i -> a function that sets i and replays it."""
+    counter = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph = record(lambda: step(counter), state)
 
-    def once():
-        step(counter)
-        counter.add_(1)
+    def replay(i):
+        counter.fill_(i)
+        graph.replay()
 
-    graph = record(once, lambda: [*state(), counter])
-    graph.counter = counter  # or its memory would be given away
-    return lambda i: graph.replay()  # whose counter is at i already
+    return replay
 
 
 def by_size(learn, episode, state):

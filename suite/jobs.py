@@ -15,7 +15,7 @@ from common import Refused
 from suite import files, machine
 from suite.files import FAILED, STOPPED, End
 from suite.progress import LiveLine, say_left
-from suite.task import Task
+from suite.task import BOTH, Task
 
 
 class Trial(NamedTuple):
@@ -84,8 +84,9 @@ class Jobs:
         self.line.clear()
         if process.returncode or not self.line.live:
             say_end(trial, process.returncode)
-        self.ended.append(trial)
-        say_pair(trial, self.ended)
+        if process.returncode == 0:
+            self.ended.append(trial)
+            say_pair(trial, self.ended)
         if not self.line.live:
             print(self.say_progress())
 
@@ -98,7 +99,7 @@ class Jobs:
             left += 1 - share
             names.append(f"{trial.task.describe()} {share:.0%}")
         said = f"{self.before + self.codes.count(0)} of {len(self.trials)} done"
-        if done:
+        if done > 0:  # fewer than before where checkpoints were lost
             said += f", {say_left((time.monotonic() - self.began) / done * left)}"
         if self.line.live and names:
             said += f"  running: {', '.join(names)}"
@@ -123,15 +124,15 @@ def read_log(folder):
 
 def say_pair(trial, ended):
     """What a trial and its twin, with the clock or without, had."""
-    accuracies = {}
+    args, accuracies = trial.task.args, {}
     for twin in ended:
         pe = twin.row.get("pe")
-        if twin.row == trial.row | {"pe": pe} and is_finished(twin.task):
+        if twin.row == trial.row | {"pe": pe}:
             with contextlib.suppress(Exception):  # report.py names a file without a number
                 result = files.read_json(twin.folder / "result.json")
                 accuracies[pe] = float(result["metrics"]["token_accuracy"])
-    args, none, sin = trial.task.args, accuracies.get("none"), accuracies.get("sin")
-    if args.pe in ("none", "sin") and none and sin:
+    if args.pe in BOTH and accuracies.keys() >= set(BOTH):
+        none, sin = (accuracies[pe] for pe in BOTH)
         what = f"{args.model}, K = {args.vocab}, seed {args.seed}"
         print(f"{what}: {none:.2f} without, {sin:.2f} with the clock")
 
@@ -150,7 +151,7 @@ def start(script, trial, at_once, card):
     environment["SUITE_PARENT"] = str(os.getpid())
     if card is not None:
         environment["CUDA_VISIBLE_DEVICES"] = card
-    with open(trial.folder / "log.txt", "a") as log:
+    with open(trial.folder / "log.txt", "w" if trial.task.args.overwrite else "a") as log:
         return subprocess.Popen(
             [sys.executable, script, *trial.words],
             stdout=log,
@@ -161,7 +162,7 @@ def start(script, trial, at_once, card):
 
 
 def say_end(trial, code):
-    *_, last = ["", *read_log(trial.folder)]
+    last = (read_log(trial.folder) or [""])[-1]
     print(f"ends: {shlex.join(trial.words)}\n  exit code {code}: {last}")
 
 

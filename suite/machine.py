@@ -1,6 +1,7 @@
 """The machine: its device, how a trial computes on it, and what is recorded of both."""
 
 import ctypes
+import functools
 import os
 import platform
 import resource
@@ -37,11 +38,14 @@ def cards():
     return [str(n) for n in range(torch.cuda.device_count())]
 
 
-def choose_device(name):
+def choose_device(args):
     found = torch.cuda.is_available()
-    if name == "cuda" and not found:
+    if args.device == "cuda" and not found:
         raise Refused("--device cuda, but PyTorch finds no CUDA device here (use --device cpu)")
-    return torch.device("cuda" if found and name != "cpu" else "cpu")
+    cuda = found and args.device != "cpu"
+    if not cuda and args.precision in ("tf32", "bf16"):
+        raise Refused(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
+    return torch.device("cuda" if cuda else "cpu")
 
 
 class Engine(NamedTuple):
@@ -66,11 +70,21 @@ class Engine(NamedTuple):
         return model(inputs, steps)
 
 
+@functools.cache
+def onednn_is_exact():
+    """Whether oneDNN, which the setting "bf16" selects, leaves float32 as precise as it is.
+
+    It rounds to bfloat16 on CPUs that multiply such numbers.
+    """
+    a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # until `prepare` sets it
+    product, exact = (a @ b).double(), a.double() @ b.double()
+    return bool((product - exact).norm() < 1e-6 * exact.norm())
+
+
 def choose_engine(args, device):
     """From the flags and the device alone: the same after every resume."""
     cuda, name = device.type == "cuda", args.engine
-    if not cuda and args.precision in ("tf32", "bf16"):
-        raise Refused(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
     known = name != "torch" and common.LAYERS[args.model] in fast.KNOWN
     known = known and common.ENCODINGS[args.pe].fast
     if name == "fast" and not known:
@@ -82,16 +96,17 @@ def choose_engine(args, device):
     compiled = cuda and name == "fast" and graphs.compiles()
     precision = args.precision or ("tf32" if cuda else "fp32")
     large = args.hidden >= 128  # small products are sooner done by MKL
-    onednn = not cuda and large and "AMD" in device_name(device) and graphs.onednn_is_exact()
+    onednn = not cuda and large and "AMD" in device_name(device) and onednn_is_exact()
     graph = cuda and not args.no_graph
     return Engine(name, compiled, precision, graph, args.deterministic, onednn)
 
 
 def prepare(engine, device, hidden=512):
     """Set the switches of PyTorch that an engine needs; they hold for the whole process."""
-    products = "ieee" if engine.precision == "fp32" else "tf32"
+    products = "ieee" if engine.precision == "fp32" else "tf32"  # bf16: what autocast leaves
     torch.backends.cuda.matmul.fp32_precision = products
     torch.backends.cudnn.rnn.fp32_precision = products
+    # "bf16" selects oneDNN, see onednn_is_exact
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if engine.onednn else "none"
     if engine.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA

@@ -29,7 +29,7 @@ class LiveLine:
         print(f"\r{text[:width]:{width}}", end="")
 
     def clear(self):
-        """So that what is printed next begins a line of its own."""
+        """What is printed next begins a line of its own."""
         if self.live:
             self.draw("")
             print("\r", end="")

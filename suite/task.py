@@ -96,7 +96,7 @@ class Task:
 
     def __init_subclass__(cls):
         cls.scales = {"paper": {}} | cls.scales
-        if "name" in vars(cls):
+        if "name" in vars(cls):  # another script, with figures of its own
             cls.figures = {}
 
     @classmethod
@@ -111,7 +111,7 @@ class Task:
 
     @classmethod
     def defaults(cls, args):
-        """Of the flags whose default depends on other flags."""
+        """{flag: value} of those whose default depends on other flags."""
         return dict(
             held_out=1024,
             warmup=min(1000, args.iterations // 10),
@@ -132,6 +132,7 @@ class Task:
             raise common.Refused(f"--warmup {a.warmup} is above --iterations {a.iterations}")
         if a.blocks > 1 and a.model != "mamba":
             raise common.Refused(f"--blocks is for --model mamba, not {a.model}")
+        # Made once, which refuses what does not fit
         common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
 
     def begin(self):
@@ -210,14 +211,15 @@ class Task:
         rows = self.test_rows(device)
         self.held_out = common.HeldOut(rows, self.mass(rows))
         # A tensor, or code would be compiled for every seed anew
-        self.seed_there = torch.tensor(self.seed, device=device)
+        self.seed_on_device = torch.tensor(self.seed, device=device)
+        # Of iteration 0, which does not train: the first is 1
         first = common.key(self.seed, common.TRAINING, 0, device=device)
         candidates = self.draw(first, (1024,))
         self.spare = candidates[~self.held_out.contains(candidates)][0]
 
     def training_episode(self, i):
         """The batch of iteration i, an integer or a tensor: of (seed, i) alone."""
-        k = common.key(self.seed_there, common.TRAINING, i, device=self.spare.device)
+        k = common.key(self.seed_on_device, common.TRAINING, i, device=self.spare.device)
         candidates = self.draw(k, (self.held_out.rounds, self.batch))  # (R, B, W)
         return self.episode(self.held_out.first_allowed(candidates, self.spare))
 
@@ -237,12 +239,12 @@ class Task:
         return self.summarise(metrics, (predictions == episode.targets).cpu().numpy())
 
     def examples(self, model, engine):
-        """What was read, wanted and answered in the first two held-out sequences."""
-        episode = self.test_episode().rows(slice(0, 2))
+        """What was read, wanted and answered in the last two held-out sequences."""
+        episode = self.test_episode().rows(slice(-2, None))  # of many lengths, the longest
         answers, _ = self.predict(model, engine, episode)
         read = episode.inputs[:, : episode.inputs.shape[1] - episode.commands]
-        columns = read.tolist(), episode.targets.tolist(), answers.tolist()
-        return [dict(zip(("read", "wanted", "answered"), row)) for row in zip(*columns)]
+        rows = zip(read.tolist(), episode.targets.tolist(), answers.tolist())
+        return [{"read": r, "wanted": w, "answered": a} for r, w, a in rows]
 
     def summarise(self, metrics, right):
         """What is kept of the metrics; `right`, (N, M): is each answer right?"""

@@ -24,7 +24,7 @@ def train(task, argv, stop):
     """Train a trial from its last checkpoint on, and evaluate it -> the exit code."""
     if files.is_finished(task):
         return files.show(task)
-    device = machine.choose_device(task.args.device)
+    device = machine.choose_device(task.args)
     engine = machine.choose_engine(task.args, device)
     machine.prepare(engine, device, task.args.hidden)
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
@@ -43,26 +43,28 @@ def loop(training, stop):
     """From the iteration after the checkpoint to the last one."""
     args, line = training.args, LiveLine()
     started = time.perf_counter() - training.seconds
-    for i in range(training.iteration + 1, args.iterations + 1):
-        training.rate.fill_(training.task.rate(i))
-        training.step(i)
-        training.iteration, training.seconds = i, time.perf_counter() - started
+    try:
+        for i in range(training.iteration + 1, args.iterations + 1):
+            training.rate.fill_(training.task.rate(i))
+            training.step(i)
+            training.iteration, training.seconds = i, time.perf_counter() - started
 
-        last = i == args.iterations
-        if line.is_due():
-            line.draw(training.say_progress(live=True))
-        if last or i % args.log_every == 0:
-            if not line.live:
-                print(training.say_progress(live=False))
-            training.log()
-        if args.snapshot_every and i % args.snapshot_every == 0:
-            training.save_snapshot()
-        stopping = stop.requested
-        if last or stopping or i % args.save_every == 0:
-            training.save()
-        if stopping:
-            break
-    line.clear()
+            last = i == args.iterations
+            if line.is_due():
+                line.draw(training.say_progress(live=True))
+            if last or i % args.log_every == 0:
+                if not line.live:
+                    print(training.say_progress(live=False))
+                training.log()
+            if args.snapshot_every and i % args.snapshot_every == 0:
+                training.save_snapshot()
+            stopping = stop.requested
+            if last or stopping or i % args.save_every == 0:
+                training.save()
+            if stopping:
+                break
+    finally:  # what is said next begins a line of its own
+        line.clear()
     print(f"saved at iteration {training.iteration}")
 
 
@@ -104,34 +106,30 @@ class Training:
 
     def learn(self, episode):
         """One training step, which may become a CUDA graph: the host never waits in it."""
-        loss, accuracy = common.train_step(
-            self.model, self.optimizer, self.loss_and_accuracy, episode, self.args.clip
-        )
-        self.sums["loss"] += loss
-        self.sums["accuracy"] += accuracy
-
-    def loss_and_accuracy(self, model, episode):
-        """The task's, with products in the engine's precision."""
         bf16 = self.engine.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            return self.task.loss_and_accuracy(model, episode, self.engine)
+            loss, accuracy = self.task.loss_and_accuracy(self.model, episode, self.engine)
+        common.train_step(self.model, self.optimizer, loss, self.args.clip)
+        self.sums["loss"] += loss.detach()
+        self.sums["accuracy"] += accuracy
 
     def make_step(self):
         """Set step(i), which runs iteration i: directly, as a CUDA graph, or one per size."""
         episode = self.task.training_episode
+        one_graph = self.engine.graph and self.task.one_graph
+        if one_graph and self.engine.compiled:  # a hundred small kernels become a handful
+            episode = torch.compile(episode, dynamic=False)
 
         def step(i):
             self.learn(episode(i))
 
         if not self.engine.graph:
             self.step = step
-        elif self.task.one_graph:
-            if self.engine.compiled:  # a hundred small kernels become a handful
-                episode = torch.compile(episode, dynamic=False)
-            self.step = graphs.whole(step, self.iteration + 1, self.tensors)
+        elif one_graph:
+            self.step = graphs.whole(step, self.tensors)
         else:
-            episode = functools.partial(episode, few_sizes=True)
-            self.step = graphs.by_size(self.learn, episode, self.tensors)
+            padded = functools.partial(episode, few_sizes=True)
+            self.step = graphs.by_size(self.learn, padded, self.tensors)
 
     def tensors(self):
         """What a training step changes."""
@@ -158,7 +156,7 @@ class Training:
             source.set_rng_state(state.cpu())  # now: rehearsals of the step draw too
 
     def load_checkpoint(self):
-        """last.pt; if it is damaged, previous.pt; else none. All lead to the same end."""
+        """last.pt; if it is damaged, previous.pt; else none. All lead to the same bits."""
         for path in (self.folder / "last.pt", self.folder / "previous.pt"):
             try:
                 if path.exists():
@@ -170,9 +168,11 @@ class Training:
 
     def resume(self, path):
         saved = files.load(path, self.device)
-        files.require_same_flags(path, saved["processes"][-1]["config"], self.task.config)
+        before = saved["processes"][-1]
+        theirs = before["config"] | {"task": before["task"]}
+        files.require_same_flags(path, theirs, self.task.config | {"task": self.task.name})
         self.model.load_state_dict(saved["model"])
-        # With self.rate, and for this kind of device: the checkpoint may be of another
+        # Our options stay: theirs hold another rate tensor, perhaps on another device
         options = self.optimizer.param_groups
         self.optimizer.load_state_dict(saved["optimizer"])
         self.optimizer.param_groups = options
