@@ -58,6 +58,8 @@ def make_result(trial, content, figure):
         x = number(result, metric)
         if not math.isfinite(x) or ("accuracy" in name and not 0 <= x <= 1):
             raise ValueError(f"{name} {x}")
+    if figure.curves:
+        list(figure.curves(result))  # raises where they cannot be drawn
     return result
 
 

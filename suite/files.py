@@ -51,11 +51,11 @@ def read_json(path, *parts):
     try:
         content = json.loads(path.read_text())
         for part in ("config", *parts):
-            dict(content[part])
+            content[part].items()
         return content
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever is in it
         raise End(FAILED, f"{path} cannot be read: {error!r}") from None
 
 
