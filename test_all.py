@@ -371,8 +371,8 @@ def test_encodings_are_scaled_joined_and_cut():
     for pe, combine, encode in product(CLOCKS, ("concat", "add"), zeroed):
         words = f"--length 8 --embed 4 --pe {pe}"
         plain = encoding_of(words).vectors(16).float()
-        usual = 2 if pe == "learned" else 1  # the root of 4
-        vectors = plain * 3 / usual
+        own_length = 2 if pe == "learned" else 1  # the root of 4
+        vectors = plain * 3 / own_length
         if pe not in ("learned", "ramp"):
             close(vectors.norm(dim=1), torch.full((16,), 3.0), 1e-6)
         vectors = vectors[:, None].repeat(1, 2, 1)  # (T, B, E)
@@ -567,16 +567,16 @@ def check_batches(device, compiled=False):
     for script, flags in BATTERY:
         words = f"--vocab 50 --length 6 --batch 40 {flags}"
         task = task_of(words, script, build=True)
-        same = task_of(f"{words} --model gru --iterations 3 --lr 1", script)
-        same.build(device)
+        alike = task_of(f"{words} --model gru --iterations 3 --lr 1", script)  # its data are
+        alike.build(device)
         other = task_of(f"{words} --seed 4", script, build=True)
-        draw = same.training_episode
+        draw = alike.training_episode
         if compiled:
             draw = torch.compile(draw, dynamic=False)
         batch, again = task.training_episode(7), draw(torch.tensor(7, device=device))
         for x, y in zip(batch, again):
             assert torch.equal(x, y.cpu()) if isinstance(x, torch.Tensor) else x == y
-        assert torch.equal(task.held_out.rows, same.held_out.rows.cpu())
+        assert torch.equal(task.held_out.rows, alike.held_out.rows.cpu())
         assert not torch.equal(task.held_out.rows, other.held_out.rows)
         assert not torch.equal(batch.inputs, task.training_episode(8).inputs)
         assert not torch.equal(batch.inputs, other.training_episode(7).inputs)
@@ -619,10 +619,10 @@ def enumerate_rows(task):
 def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_should_be():
     for script, flags in SCARCE:
         task = task_of(f"{flags} --batch 512", script, build=True)
-        rows, likely = task.held_out.rows, dict(enumerate_rows(task))
+        rows, weights = task.held_out.rows, dict(enumerate_rows(task))
         held_out = set(map(tuple, rows.tolist()))
-        assert len(held_out) == len(rows) and held_out < likely.keys()
-        mass = sum(likely[row] for row in held_out) / sum(likely.values())
+        assert len(held_out) == len(rows) and held_out < weights.keys()
+        mass = sum(weights[row] for row in held_out) / sum(weights.values())
         assert mass > 0.1 and abs(task.mass(rows) - mass) < 1e-12
         with mock.patch.object(task, "episode", torch.clone):  # so that a batch is its rows
             trained = torch.cat([task.training_episode(i) for i in range(1, 41)])
@@ -630,7 +630,7 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_sho
             spared = task.training_episode(1)
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))
-        allowed = {row: weight for row, weight in likely.items() if row not in held_out}
+        allowed = {row: weight for row, weight in weights.items() if row not in held_out}
         assert counts.keys() <= allowed.keys(), script
         expected = np.array(list(allowed.values())) * counts.total() / sum(allowed.values())
         assert_fair([counts[row] for row in allowed], expected)
@@ -670,12 +670,12 @@ def test_episodes_by_brute_force():
 
 
 def check_conditions(task, right, by_condition):
-    """Of dual_frequency.py, whose test rows are by condition, then the target's position."""
+    """Of dual_frequency.py: two rows for each condition and position of the target in turn."""
     close(list(by_condition.values()), right.view(4, 8, 2).mean(2), 1e-6)
-    names, episode = list(by_condition), task.test_episode()
-    for b, x in enumerate(task.held_out.rows.tolist()):
-        target, disturbants = names[b // 16].split("/")
-        position = b // 2 % 8
+    rows, episode = task.held_out.rows.tolist(), task.test_episode()
+    for b, (condition, position, _) in enumerate(product(by_condition, range(8), range(2))):
+        target, disturbants = condition.split("/")
+        x = rows[b]
         assert read_episode(episode, b)[1] == {15 - position: x[position]}
         kinds = ["rare" if integer >= 4 else "frequent" for integer in x]
         assert kinds.pop(position) == target and set(kinds) == {disturbants}
@@ -695,7 +695,7 @@ def test_loss_accuracy_and_evaluation_by_hand():
         accuracy = metrics["accuracy" if script is Predecessor else "token_accuracy"]
         close(accuracy, wanted[1], 1e-12)
         close(metrics["cross_entropy"], wanted[0], 1e-6)
-        assert ("by_length" in metrics) == ("min" in flags)
+        assert ("by_length" in metrics) == (script is VariableLength)
         for length, accuracy in metrics.get("by_length", {}).items():
             of_length = right[counts.sum(1) == int(length)]
             close(accuracy, of_length[:, : int(length)].mean(), 1e-12)
@@ -898,10 +898,10 @@ def die_at(call):
     calls = iter(range(call))
 
     def counted(function):
-        def replacement(*args, **options):
+        def replacement(*args):
             if next(calls, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **options)
+            return function(*args)
 
         return replacement
 
@@ -1086,7 +1086,7 @@ def test_bad_flags_are_refused_before_anything_is_created():
 
 def test_a_folder_of_other_flags_is_refused():
     ends(0, SMOKE)
-    for name in ("config.json", "result.json"):  # it was edited, or copied
+    for name in "config.json", "result.json":  # it was edited, or copied
         path = folder_in() / name
         whole = path.read_text()
         other = whole.replace('"lr": 0.001', '"lr": 0.25')
@@ -1698,8 +1698,8 @@ def test_stability_where_gradients_vanish():
     for kind, rows in product(("lstm", "s4d"), (5, 11)):
         model, a, b = make_case(kind, "sin")
         layer = model.layer
-        shut = layer.mix.bias[11:] if kind == "s4d" else layer.bias_ih_l0[33:]
-        shut.data[:rows] = -1e4  # so many of the 11 outputs do not depend on the state at all
+        gate = layer.mix.bias[11:] if kind == "s4d" else layer.bias_ih_l0[33:]
+        gate.data[:rows] = -1e4  # so many of the 11 outputs do not depend on the state at all
         wanted = plain_stability(model, a, b, 1) if rows < 11 else torch.zeros(4)
         close(stability.stability(model, a, b, 1), wanted, 1e-10)
 
