@@ -166,7 +166,7 @@ class Cell(NamedTuple):
     vocab: int
     rate: float  # fig2's, as are the iterations
     iterations: int
-    times: tuple  # so many iterations, from once on
+    times: tuple  # the lengths of training, as multiples of these iterations
     seeds: range
 
 

@@ -253,7 +253,7 @@ class Stability(DualFrequency):
             training.train(self.trained, argv, stop)
             with files.lock(self.folder):
                 files.write_json(path, self.measure(argv))
-        for condition, values in files.read_json(path)["by_condition"].items():
+        for condition, values in files.read_json(path, "by_condition")["by_condition"].items():
             print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
 
