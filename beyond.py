@@ -256,7 +256,7 @@ def readings(runs):
     ends = [accuracies[-1] for accuracies in none]
     lead = difference([[accuracies[-1] for accuracies in sin]], [ends])
     last_gain = difference([[accuracies[-1] - accuracies[-2] for accuracies in none]])
-    if lead is None or last_gain is None:
+    if lead is None or len(runs) < len(runs.rows):
         return "", ""
     if np.mean(ends) > 0.97:
         return ("left out, none ends above .97",) * 2

@@ -32,7 +32,7 @@ from common import Refused
 from lm_shakespeare import Shakespeare
 from stability import Stability
 from suite import cli, files, pictures
-from suite.verdicts import Result, Results, Verdict, bootstrap_interval, holm, number
+from suite.verdicts import Result, Results, bootstrap_interval, holm, number
 
 TASKS = [*bench.OF_THE_PAPER, Stability, Shakespeare]
 BEGIN = "<!-- made by python report.py --write from here on: edit above this line only -->"
@@ -93,17 +93,12 @@ def figures_at(scale, kinds=TASKS):
 
 @functools.cache
 def verdicts_at(scale, out):
-    """{(script, figure): [Verdict]}, each family of primary ones corrected (Holm).
-
-    A primary claim is judged when all trials of its figure are done.
-    """
+    """{(script, figure): [Verdict]}, each family of primary ones corrected (Holm)."""
     keys = []
     verdicts = []
     for kind, name in figures_at(scale):
         _, results = load(kind, name, scale, out, ())
         for verdict in kind.figures[name].verdicts(results):
-            if verdict.primary and len(results) < len(results.rows):
-                verdict = Verdict(verdict.text, primary=verdict.primary)
             keys.append((kind.name, name))
             verdicts.append(verdict)
     found = defaultdict(list)
