@@ -386,7 +386,6 @@ def test_bands_keep_a_part_of_the_sinusoid():
     kept = {
         "0:1": [0, 1, 2, 3],
         "0.25:0.75": [1, 2],
-        "0.74:1": [3],
         "0.1:1": [1, 2, 3],
     }
     for bands, pairs in kept.items():
@@ -1380,7 +1379,6 @@ def test_verdicts_of_two_groups():
     cases = [
         (verdicts.higher, HIGH, LOW, "yes"),
         (verdicts.higher, LOW, HIGH, "no"),
-        (verdicts.higher, NOISY, LOW, "undecided"),
         (verdicts.higher, [0.1] * 4, [0.1] * 7, "undecided"),
         (verdicts.higher, [1.0, 1.0], LOW, "too few trials"),
         (verdicts.higher, NOISY, LESS, "undecided"),
@@ -1400,7 +1398,10 @@ def test_a_gain_is_over_none_and_over_a_control():
         cells = []
         for pe, x in ("none", 0.50), ("constant", control), ("sin", 0.60):
             cells.append(({"pe": pe}, [x, x + 0.01, x + 0.02]))
-        assert verdicts.gain(make_runs(cells), "").word == word
+        runs = make_runs(cells)
+        assert verdicts.gain(runs, "").word == word
+    runs.rows.append({})  # it is planned, and a primary claim waits for it
+    assert verdicts.gain(runs, "", primary="a").word == "too few trials"
 
 
 def test_the_summary_says_how_sure_it_is():
@@ -1452,7 +1453,6 @@ def test_what_a_claim_at_the_end_of_training_means():
         (0.799, 0.80, 0.90, ended, "undecided"),
         (0.780, 0.80, 0.90, ahead, "undecided"),
         (0.780, 0.80, 0.81, ahead, "a speed-up alone"),
-        (0.780, 0.80, 0.79, ahead, "a speed-up alone"),
         (0.780, 0.80, 0.77, ahead, "undecided"),
         (0.960, 0.98, 0.99, "left out", "left out"),
     ]
