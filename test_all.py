@@ -1452,7 +1452,7 @@ def test_what_a_claim_at_the_end_of_training_means():
     cases = [  # `none` at 4 and 8 times, the clock at 8; what that means if yes, and if not
         (0.799, 0.80, 0.90, ended, "undecided"),
         (0.780, 0.80, 0.90, ahead, "undecided"),
-        (0.780, 0.80, 0.81, ahead, "a speed-up alone"),
+        (0.780, 0.80, 0.805, ahead, "a speed-up alone"),
         (0.780, 0.80, 0.77, ahead, "undecided"),
         (0.960, 0.98, 0.99, "left out", "left out"),
     ]
