@@ -203,6 +203,15 @@ def to_the_end():
     return rows
 
 
+def at_a_lower_rate():
+    """A GRU's longest trials, but those without a clock have fig2's rate."""
+    cell = CELLS["gru"]
+    flags = dict(model="gru", vocab=cell.vocab, length=32, seed=cell.seeds)
+    flags["iterations"] = cell.iterations * cell.times[-1]
+    rows = cross(**flags, pe=["none", "constant"], lr=cell.rate)
+    return rows + cross(**flags, pe="sin", lr=BEST_RATE["gru"]["sin"])
+
+
 def best_rates(runs):
     for model in runs.levels("model"):
         for pe in BOTH:
@@ -281,6 +290,11 @@ def judge_the_end(runs):
         yield claim._replace(readings=readings(of))
 
 
+def judge_a_lower_rate(runs):
+    text = "After 4 times the training the clock helps a GRU, also if it has half the rate"
+    yield gain(runs, f"{text} without (asked after the data were seen).")
+
+
 def end_of_training():
     """Figures of reverse ordering at the end of training."""
     return {
@@ -293,5 +307,11 @@ def end_of_training():
             judge_the_end,
             x="iterations",
             notes=worth_in_training,
+        ),
+        "fig2-end-lower": Figure(
+            "The end of training of a GRU, at half the rate without the clock",
+            {"desk": at_a_lower_rate()},
+            judge_a_lower_rate,
+            picture=False,
         ),
     }
