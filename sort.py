@@ -29,8 +29,8 @@ FIG8 = {
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
 }
 # The rate was found on seed 100, before any of these trials: RESULTS.md, Protocol
-LONG = dict(model="gru", length=32, vocab=64, lr=1e-2)
-FIG8_LONG = {"desk": cross(**LONG, pe=WITH_CONTROLS, seed=range(5, 11))}
+LONG = cross(model="gru", length=32, vocab=64, lr=1e-2, pe=WITH_CONTROLS, seed=range(5, 11))
+FIG8_LONG = {"desk": LONG}
 FIG12 = {"paper": cross(model="lstm", pe=WITH_DUP, vocab=16384)}
 
 
