@@ -168,17 +168,13 @@ class Cell(NamedTuple):
     iterations: int
     times: tuple  # the lengths of training, as multiples of these iterations
     seeds: range
+    best: dict  # each encoding's rate, from fig2-rates
 
 
 CELLS = {
-    "gru": Cell(32, 3e-3, 30_000, (1, 4), range(11, 15)),
-    "lstm": Cell(64, 3e-3, 30_000, (1, 4), range(11, 15)),
-    "s4d": Cell(256, 1e-2, 10_000, (1, 4, 8), range(11, 17)),
-}
-BEST_RATE = {  # from fig2-rates
-    "gru": {"none": 6e-3, "sin": 6e-3},
-    "lstm": {"none": 3e-3, "sin": 6e-3},
-    "s4d": {"none": 2e-2, "sin": 2e-2},
+    "gru": Cell(32, 3e-3, 30_000, (1, 4), range(11, 15), {"none": 6e-3, "sin": 6e-3}),
+    "lstm": Cell(64, 3e-3, 30_000, (1, 4), range(11, 15), {"none": 3e-3, "sin": 6e-3}),
+    "s4d": Cell(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), {"none": 2e-2, "sin": 2e-2}),
 }
 
 
@@ -193,13 +189,13 @@ def to_find_rates():
 
 def to_the_end():
     rows = []
-    for model, best in BEST_RATE.items():
-        cell = CELLS[model]
+    for model, cell in CELLS.items():
         flags = dict(model=model, vocab=cell.vocab, length=32, seed=cell.seeds)
         iterations = [cell.iterations * times for times in cell.times]
         for pe in BOTH:
-            rows += cross(**flags, pe=pe, lr=best[pe], iterations=iterations)
-        rows += cross(**flags, pe="constant", lr=best["none"], iterations=iterations[-1])
+            rows += cross(**flags, pe=pe, lr=cell.best[pe], iterations=iterations)
+        flags |= dict(pe="constant", lr=cell.best["none"], iterations=iterations[-1])
+        rows += cross(**flags)
     return rows
 
 
@@ -209,7 +205,7 @@ def at_a_lower_rate():
     flags = dict(model="gru", vocab=cell.vocab, length=32, seed=cell.seeds)
     flags["iterations"] = cell.iterations * cell.times[-1]
     rows = cross(**flags, pe=["none", "constant"], lr=cell.rate)
-    return rows + cross(**flags, pe="sin", lr=BEST_RATE["gru"]["sin"])
+    return rows + cross(**flags, pe="sin", lr=cell.best["sin"])
 
 
 def best_rates(runs):
