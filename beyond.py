@@ -112,6 +112,8 @@ def which_clock(title, cell, parts=PHASES):
         for pe, missing in MISSING.items():
             text = f"{title}: the clock is better than one without {missing} ({pe})."
             yield higher(text, sin, whole.values(pe=pe))
+        text = f"{title}: random vectors help (asked after the data were seen)."
+        yield gain(whole, text, pe="random")
         controls = {pe: whole.values(pe=pe) for pe in ("none", "dup")}
         for part, flags in parts.items():
             text = f"{title}: the {part} alone helps."

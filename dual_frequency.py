@@ -142,6 +142,11 @@ def retrieval(*conditions):
     return measure
 
 
+def change_among_rare(result):
+    """What Rare disturbants, in place of Frequent ones, add to Frequent targets' accuracy."""
+    return retrieval("frequent/rare")(result) - retrieval("frequent/frequent")(result)
+
+
 def by_position(result):
     for condition, values in result.metrics["by_condition"].items():
         panel = f"{name_of(result.flags['model'])}, {condition}"
@@ -167,10 +172,12 @@ OPTIONS = dict(
 def fig3(runs):
     for model in runs.levels("model"):
         name, none = with_article(model), runs.where(model=model, pe="none")
-        frequent = none.values(retrieval("frequent/frequent"))
-        rare = none.values(retrieval("frequent/rare"))
-        text = f"Rare disturbants hurt Frequent targets of {name} without a clock."
-        yield higher_in_pairs(text, frequent, rare)
+        text = f"Rare disturbants hurt Frequent targets of {name}"
+        yield judge_harm(f"{text} without a clock.", none)
+        yield judge_harm(f"{text} with the clock {LATE}.", runs.where(model=model, pe="sin"))
+        text = f"The clock lessens what Rare disturbants cost {name} on Frequent"
+        text += f" targets {LATE}."
+        yield gain(runs, text, change_among_rare, model=model)
         text = f"The clock helps {name} among Rare disturbants."
         yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
         for kind in KINDS:
@@ -179,6 +186,11 @@ def fig3(runs):
             yield gain(runs, text, retrieval(f"{kind}/rare"), model=model)
         if model in WORST:
             yield from judge_positions(none, model)
+
+
+def judge_harm(text, runs):
+    frequent, rare = (runs.values(retrieval(f"frequent/{kind}")) for kind in KINDS)
+    return higher_in_pairs(text, frequent, rare)
 
 
 def judge_positions(none, model):

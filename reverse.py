@@ -185,9 +185,9 @@ SMALL_LSTM = dict(model="lstm", vocab=16, iterations=3000, **SMALL)
 FIXED_LENGTH = {"desk": cross(**SMALL_LSTM, pe=["dup", *OF_FIG13])}
 
 
-# Its verdicts are those of Fig. 14, of variable_length.py
+# Beside Fig. 14, of variable_length.py
 Reverse.figures["fig14-fixed"] = Figure(
-    "Other encodings, the length fixed", FIXED_LENGTH, x="pe"
+    "Other encodings, the length fixed", FIXED_LENGTH, judge_vectors, x="pe"
 )
 
 
