@@ -142,9 +142,14 @@ def retrieval(*conditions):
     return measure
 
 
-def change_among_rare(result):
-    """What Rare disturbants, in place of Frequent ones, add to Frequent targets' accuracy."""
-    return retrieval("frequent/rare")(result) - retrieval("frequent/frequent")(result)
+def change_among_rare(target):
+    """A metric: their accuracy among Rare disturbants less that among Frequent ones."""
+
+    def measure(result):
+        accuracy = result.metrics["by_condition"]
+        return np.mean(accuracy[f"{target}/rare"]) - np.mean(accuracy[f"{target}/frequent"])
+
+    return measure
 
 
 def by_position(result):
@@ -175,15 +180,14 @@ def fig3(runs):
         text = f"Rare disturbants hurt Frequent targets of {name}"
         yield judge_harm(f"{text} without a clock.", none)
         yield judge_harm(f"{text} with the clock {LATE}.", runs.where(model=model, pe="sin"))
-        text = f"The clock lessens what Rare disturbants cost {name} on Frequent"
-        text += f" targets {LATE}."
-        yield gain(runs, text, change_among_rare, model=model)
         text = f"The clock helps {name} among Rare disturbants."
         yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
         for kind in KINDS:
-            text = f"The clock helps {name} answer {kind.capitalize()} targets among Rare"
-            text += f" disturbants {LATE}."
+            targets = f"{kind.capitalize()} targets"
+            text = f"The clock helps {name} answer {targets} among Rare disturbants {LATE}."
             yield gain(runs, text, retrieval(f"{kind}/rare"), model=model)
+            text = f"With the clock {name} loses less of {targets} to Rare disturbants {LATE}."
+            yield gain(runs, text, change_among_rare(kind), model=model)
         if model in WORST:
             yield from judge_positions(none, model)
 
