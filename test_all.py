@@ -1566,6 +1566,12 @@ def test_the_readmes_table_is_that_of_the_committed_results():
     assert ends in README.replace("\n", " ")
 
 
+def test_the_readmes_example_is_that_of_the_committed_results():
+    _, runs = report.load(Reverse, "fig2", "quick", HERE / "results", ())
+    said = README.replace("\n> ", " ").replace("<br>", " ")
+    assert " ".join(reverse.gain_sentences(runs)) in said
+
+
 def test_bench_counts_every_trial_of_the_paper_once():
     content = read_json(HERE / "results/bench/h200.json")
     lines = "\n".join(bench.costs(content))
