@@ -3,7 +3,7 @@ last first.
 
     python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # a cell of Fig. 2, one seed
     python reverse.py --list fig2                                   # the commands of its trials
-    python reverse.py --scale quick --all fig2                      # two to four minutes on two cores
+    python reverse.py --scale quick --all fig2                      # 2-4 minutes on two cores
 
     in   3 1 4 _ _ _        _ is the command; time runs 1 .. 2L without a break
     out  . . . 4 1 3        . is not answered and has no loss
