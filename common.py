@@ -122,9 +122,8 @@ class Encoding(nn.Module):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
         self.inputs = size if combine == "add" else 2 * size  # of the layer
-        self.scale = 1.0
-        if amplitude is not None and self.default_length(size) is not None:
-            self.scale = amplitude / self.default_length(size)
+        own = self.default_length(size)
+        self.scale = 1.0 if None in (amplitude, own) else amplitude / own
         table = self.make(positions, size)
         if isinstance(table, nn.Parameter):
             self.table = table
@@ -239,7 +238,7 @@ class Shuffled(Encoding):
     """The sinusoid's vectors in a fixed random order: neighbours are unlike."""
 
     def make(self, positions, size):
-        return Sinusoid(positions, size).table[torch.randperm(positions)]
+        return Sinusoid.make(self, positions, size)[torch.randperm(positions)]
 
 
 class Bare(Encoding):

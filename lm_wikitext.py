@@ -92,7 +92,7 @@ class WikiText(Task):
         """(B,) the paragraphs of batch i: the epochs' orders, end to end, cut into batches."""
         count = len(self.splits["train"].starts)
         places = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
-        return np.array([order(self.seed, epoch, count)[n] for epoch, n in places])
+        return np.array([order(self.seed, epoch, count)[place] for epoch, place in places])
 
     def training_episode(self, i, few_sizes=False):
         batch = pack(self.splits["train"], self.paragraphs_of_batch(i))

@@ -238,6 +238,8 @@ class Stability(DualFrequency):
         a = self.args
         if a.pairs % len(CONDITIONS):
             raise Refused(f"--pairs {a.pairs} is not a multiple of 4, one part a condition")
+        if not common.ENCODINGS[a.pe].fast:
+            raise Refused(f"--pe {a.pe} has a `join` that is not known here")
         if not 0 < a.snapshot_every <= a.iterations:
             raise Refused(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
         if a.target > self.length:

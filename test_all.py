@@ -967,6 +967,8 @@ def test_a_full_disk_or_an_unreadable_file_ends_a_trial_with_1():
     fails(LONG)
     last.rmdir()
     Path("elsewhere").rename(last)
+    Path("text").write_bytes(b"\xff")
+    ends(1, f"{SMOKE} --data text", Shakespeare)
     finish([25])
 
 
@@ -1031,6 +1033,9 @@ def test_a_trial_shows_two_of_its_answers():
     for row, wanted in zip(answers.tolist(), episode.targets.tolist()):
         marked = " ".join(f"{x}" if x == y else f"{x}*" for x, y in zip(row, wanted))
         assert f"answered {marked} " in said
+    (path,) = find_results()
+    path.write_text(json.dumps(read_json(path) | {"examples": [1]}))
+    assert "cannot be read" in ends(1, SMOKE)
 
 
 # -- Flags; many trials
@@ -1038,6 +1043,8 @@ REFUSED = {  # after --scale smoke
     Reverse: [
         "--all fig2 --precision bf16",
         "--all fig2 --index 0 --overwrite",
+        "--all fig2 --model lstm --vocab 8 --length 1",
+        "--index 0",
         "--x 1",
         "--vocab 1",
         "--vocab 2147483648",
@@ -1494,7 +1501,7 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
     words = f"'{HERE}/reverse.py' fig2 --scale smoke"
     for pe in "none", "sin":
         ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
-    path, other = find_results()
+    path, _ = find_results()
     whole, content = path.read_text(), read_json(path)
     accuracy = content["metrics"]["token_accuracy"]
     said = make_report(words)
@@ -1510,11 +1517,9 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
         said = make_report(words)
         assert "1 of 12" in said and said.count(f"left out: {path}") == 1, text[:80]
     path.write_text(whole)
-    for where, text in (path, "a"), (other, "b"):  # of two texts: they are not compared
-        content = read_json(where)
-        content["config"]["text_sha256"] = text
-        where.write_text(json.dumps(content))
-    assert "0 of 12" in make_report(words)
+    for name in "text_sha256", "tokens_sha256":  # of two texts: they are not compared
+        path.write_text(whole.replace('"config": {', f'"config": {{"{name}": ["a"],'))
+        assert "0 of 12" in make_report(words)
 
 
 def test_a_report_tells_local_changes_and_lists_the_trials_of_a_folder():
@@ -1744,8 +1749,8 @@ def test_stability_of_a_trial():
     words = f"{SMOKE} --model s4d --pairs 8 --seed 3"
     said = ends(0, f"{words} --train", Stability)
     folder = folder_in()
-    (folder / "log.txt").write_text(said)
-    assert jobs.progress(folder) == 1
+    (folder / "log.txt").write_text(f"{said}iteration 1")  # cut by a full disk
+    assert jobs.share_done(folder) == 1
     before = outcome(folder)
     path = folder / "stability.json"
     by_condition = read_json(path)["by_condition"]
@@ -1757,6 +1762,8 @@ def test_stability_of_a_trial():
     last = [by_condition[condition]["20"] for condition in dual_frequency.CONDITIONS]
     close(last, wanted.view(4, 2).mean(1), 1e-5)
     refuses(f"{words} --target 1", Stability)
+    with mock.patch.object(common.Sinusoid, "fast", False):
+        refuses(f"{words} --seed 4 --train", Stability)
     with files.lock(folder):
         ends(73, f"{words} --overwrite", Stability)
     ends(0, words, Stability)

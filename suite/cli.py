@@ -275,8 +275,8 @@ def trials_of_figure(kind, args, given, figure):
         for row in kind.figures[name].grids.get(args.scale, []):
             if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
                 continue
-            seeds = given.get("seed", row["seed"])
-            for row_of_seed in cross(**row | {"seed": seeds}):  # a row for each seed
+            row = row | {"seed": given.get("seed", row["seed"])}
+            for row_of_seed in cross(**row):
                 trial = make_trial(kind, args, given, row_of_seed)
                 trials.setdefault(trial.folder, trial)
     if not trials:
@@ -311,6 +311,8 @@ def dispatch(kind, argv):
     args, given = parse(kind, argv)
     figure = args.all if args.list is None else args.list
     if figure is None:
+        if args.index is not None:
+            raise Refused("--index is for --all and --list")
         return run_one(make_task(kind, args), argv)
     trials = trials_of_figure(kind, args, given, figure)
     if args.list is not None:
@@ -333,12 +335,13 @@ def run_many(kind, args, given, trials):
     stop = Stop()
     for trial in trials:  # a missing text is said once, not by every trial
         trial.task.begin()
+    trials[0].task.build("cpu")  # so are flags that leave no data to train on
     cards = []
     if machine.choose_device(args).type == "cuda":
         cards = machine.cards()
     at_once = args.jobs or len(cards) or machine.cores()
     script = sys.modules[kind.__module__].__file__
-    with stop.after_iteration():
+    with stop.between_iterations():
         code = jobs.Jobs(script, trials, at_once, cards).run(stop)
     if code != files.STOPPED:
         report = Path(__file__).parents[1] / "report.py"
@@ -351,7 +354,7 @@ def run_many(kind, args, given, trials):
 
 # -- How a process ends
 class Stop:
-    """Hears signals, from a trial's first line on. Inside `after_iteration` the first only
+    """Hears signals, from a trial's first line on. Inside `between_iterations` the first only
     sets `requested`; outside it raises KeyboardInterrupt. A second Ctrl-C exits at once."""
 
     def __init__(self):
@@ -370,7 +373,7 @@ class Stop:
                 raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def after_iteration(self):
+    def between_iterations(self):
         self.iterating = True
         yield
         self.iterating = False
@@ -411,7 +414,7 @@ def exit_code(name, work):
         code, why = files.BAD_FLAGS, f"error: {error}"
     except files.End as error:
         code, why = error.args
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         code, why = files.FAILED, error
     except (RuntimeError, MemoryError) as error:
         if not machine.is_out_of_memory(error):

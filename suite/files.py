@@ -46,17 +46,22 @@ def write_json(path, content):
     write(path, f"{text}\n".encode())
 
 
+@contextlib.contextmanager
+def naming(path):
+    """Name the file, whatever is in it that cannot be used."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        raise End(FAILED, f"{path} cannot be read: {error!r}") from None
+
+
 def read_json(path, *parts):
     """None where there is no such file; it has to have these parts, and `config`."""
-    try:
+    with naming(path), contextlib.suppress(FileNotFoundError):
         content = json.loads(path.read_text())
         for part in ("config", *parts):
             content[part].items()
         return content
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # noqa: BLE001 - whatever is in it
-        raise End(FAILED, f"{path} cannot be read: {error!r}") from None
 
 
 def save(path, content, keep=None):
@@ -124,13 +129,15 @@ def is_finished(task):
 def show(task):
     """Print the metrics -> 0."""
     print(f"{task.folder} is finished")
-    result = read_json(task.folder / "result.json", "metrics")
-    for example in result.get("examples", []):
-        show_example(**example)
-    # The first metric comes last: --all shows the last line of a log
-    for name, value in reversed(result["metrics"].items()):
-        if isinstance(value, int | float):
-            print(f"{name.replace('_', ' ')}: {value:.6g}")
+    path = task.folder / "result.json"
+    result = read_json(path, "metrics")
+    with naming(path):
+        for example in result.get("examples", []):
+            show_example(**example)
+        # The first metric comes last: --all shows the last line of a log
+        for name, value in reversed(result["metrics"].items()):
+            if isinstance(value, int | float):
+                print(f"{name.replace('_', ' ')}: {value:.6g}")
     return 0
 
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -75,7 +76,7 @@ class Jobs:
             print(error)
             self.codes.append(FAILED)
         else:
-            self.running[process] = trial, self.free.pop(0), progress(trial.folder)
+            self.running[process] = trial, self.free.pop(0), share_done(trial.folder)
 
     def end(self, process):
         trial, card, _ = self.running.pop(process)
@@ -94,7 +95,7 @@ class Jobs:
         """How many are done, how long the others will take, how far each is."""
         done, left, names = len(self.codes), len(self.waiting), []
         for trial, _, before in self.running.values():
-            share = progress(trial.folder)
+            share = share_done(trial.folder)
             done += share - before
             left += 1 - share
             names.append(f"{trial.task.describe()} {share:.0%}")
@@ -106,12 +107,11 @@ class Jobs:
         return said
 
 
-def progress(folder):
+def share_done(folder):
     """The share of its iterations that a trial has done, by its log."""
     for line in reversed(read_log(folder)):
-        if line.startswith("iteration "):
-            done, _, iterations = line.split()[1].partition("/")
-            return int(done) / int(iterations)
+        if found := re.match(r"iteration (\d+)/(\d+) ", line):  # whole: a full disk may cut it
+            return int(found[1]) / int(found[2])
     return 0.0
 
 

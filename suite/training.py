@@ -33,7 +33,7 @@ def train(task, argv, stop):
     training = Training(task, argv, device, engine)
     with files.lock(task.folder):
         training.begin()
-        with stop.after_iteration():
+        with stop.between_iterations():
             loop(training, stop)
         training.conclude()
     return files.show(task)
@@ -56,7 +56,7 @@ def loop(training, stop):
                 if not line.live:
                     print(training.say_progress(live=False))
                 training.log()
-            if args.snapshot_every and i % args.snapshot_every == 0:
+            if args.snapshot_every and (last or i % args.snapshot_every == 0):
                 training.save_snapshot()
             stopping = stop.requested
             if last or stopping or i % args.save_every == 0:
