@@ -178,8 +178,10 @@ def fig3(runs):
     for model in runs.levels("model"):
         name, none = with_article(model), runs.where(model=model, pe="none")
         text = f"Rare disturbants hurt Frequent targets of {name}"
-        yield judge_harm(f"{text} without a clock.", none)
-        yield judge_harm(f"{text} with the clock {LATE}.", runs.where(model=model, pe="sin"))
+        change = change_among_rare("frequent")
+        yield higher_in_pairs(f"{text} without a clock.", 0, none.values(change))
+        sin = runs.values(change, model=model, pe="sin")
+        yield higher_in_pairs(f"{text} with the clock {LATE}.", 0, sin)
         text = f"The clock helps {name} among Rare disturbants."
         yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
         for kind in KINDS:
@@ -190,11 +192,6 @@ def fig3(runs):
             yield gain(runs, text, change_among_rare(kind), model=model)
         if model in WORST:
             yield from judge_positions(none, model)
-
-
-def judge_harm(text, runs):
-    frequent, rare = (runs.values(retrieval(f"frequent/{kind}")) for kind in KINDS)
-    return higher_in_pairs(text, frequent, rare)
 
 
 def judge_positions(none, model):

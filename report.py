@@ -76,8 +76,8 @@ def load(kind, name, scale, out, words):
                 found.append(make_result(trial, content, kind.figures[name]))
         except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
             print(f"left out: {path}: {error!r}")
-    prints = "text_sha256", "tokens_sha256"
-    texts = {str([result.config.get(name) for name in prints]) for result in found}
+    fingerprints = "text_sha256", "tokens_sha256"
+    texts = {str([result.config.get(name) for name in fingerprints]) for result in found}
     if len(texts) > 1:
         print(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
         found = []
