@@ -154,7 +154,7 @@ def costs(content):
             if "paper" in figure.grids:
                 trials = cli.trials_of_figure(kind, args, given, name)
                 of_figure = {trial.folder: hours(trial.task, times) for trial in trials}
-                yield line_of(f"{kind.name}.py {name}", of_figure)
+                yield line_of(f"{kind.script()} {name}", of_figure)
                 every |= of_figure
     yield line_of("all, each trial once", every)
     yield from HOW.splitlines()

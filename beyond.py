@@ -293,9 +293,38 @@ def judge_a_lower_rate(runs):
     yield gain(runs, f"{text} without (asked after the data were seen).")
 
 
+# -- Longer training with learning rates tuned for it. Preregistered: RESULTS.md, Protocol
+def equal_rates():
+    """A GRU's three arms at 4x the training budget and one learning rate."""
+    flags = dict(model="gru", vocab=32, length=32, iterations=120_000, lr=3e-3)
+    return cross(**flags, pe=WITH_CONSTANT, seed=range(11, 15))
+
+
+def long_rates():
+    """Learning rates for 4x (LSTM) and 16x (S4D) the training budget, on a separate seed."""
+    lstm = dict(model="lstm", vocab=64, length=32, iterations=120_000, seed=100)
+    s4d = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
+    return (
+        cross(**lstm, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3])
+        + cross(**lstm, pe="sin", lr=[1.5e-3, 3e-3, 6e-3])
+        + cross(**s4d, pe=BOTH, lr=[1e-2, 2e-2])
+    )
+
+
 def end_of_training():
     """Figures of reverse ordering at the end of training."""
     return {
+        "long-equal": Figure(
+            "GRU, 4x training budget, equal learning rates",
+            {"desk": equal_rates()},
+            picture=False,
+        ),
+        "long-rates": Figure(
+            "Learning rates for longer training, seed 100",
+            {"desk": long_rates()},
+            notes=best_rates,
+            picture=False,
+        ),
         "fig2-rates": Figure(
             "Rates, seed 100", {"desk": to_find_rates()}, notes=best_rates, picture=False
         ),

@@ -100,7 +100,7 @@ def verdicts_at(scale, out):
     for kind, name in figures_at(scale):
         _, results = load(kind, name, scale, out, ())
         for verdict in kind.figures[name].verdicts(results):
-            keys.append((kind.name, name))
+            keys.append((kind.script(), name))
             verdicts.append(verdict)
     found = defaultdict(list)
     for key, verdict in zip(keys, holm(verdicts)):
@@ -213,14 +213,14 @@ def judge(kind, name, scale, out, trials, results):
         for verdict in kind.figures[name].verdicts(results):
             yield sentence(verdict._replace(primary=""))
     elif scale != "quick":  # a first look has no verdicts
-        yield from map(sentence, verdicts_at(scale, out)[kind.name, name])
+        yield from map(sentence, verdicts_at(scale, out)[kind.script(), name])
 
 
 def section(kind, name, scale, out, words=(), folder="."):
     """The lines about a figure, on the screen or on a page in this folder."""
     figure = kind.figures[name]
     trials, results = load(kind, name, scale, out, words)
-    yield f"\n### {kind.name}.py {name}"
+    yield f"\n### {kind.script()} {name}"
     yield f"{figure.title}, {scale} scale. {made_by(results)}."
     if not results:
         return

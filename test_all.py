@@ -52,6 +52,7 @@ from dual_frequency import DualFrequency
 from lm_shakespeare import Shakespeare
 from lm_wikitext import WikiText
 from predecessor import Predecessor
+from rarity import Rarity
 from reverse import Reverse
 from sort import Sort
 from stability import Stability
@@ -69,6 +70,7 @@ BATTERY = [  # tasks, each with flags
     (Sort, ""),
     (DelayedAddition, ""),
     (Predecessor, ""),
+    (Rarity, "--meanings 2"),
 ]
 PAPERS = "gru", "lstm", "s4d"
 TABLES = "sin", "random", "learned"
@@ -651,6 +653,8 @@ def answers_by_hand(script, x):
         return 5, [x[x.index(x[5]) - 1]]
     if script is DelayedAddition:
         return 5, [(x[4 - i] + x[5 + i]) % 10 for i in range(5)]
+    if script is Rarity:
+        return len(x), [code % 2 for code in reversed(x)]
     return len(x), sorted(x) if script is Sort else x[::-1]
 
 
@@ -1167,6 +1171,16 @@ def test_folder_names_hold_what_changes_results():
     assert len(names) == len(SCIENCE)
     folder = task_of("--min-length 3", VariableLength).folder
     assert folder.parent.name == "lstm-sin-K16384-L64-min-length=3"
+
+
+def test_codes_that_share_no_answer_are_reversal():
+    shared, own = task_of("--vocab 8 --meanings 4", Rarity), task_of("--vocab 8", Rarity)
+    plain = task_of("--vocab 8", Reverse)
+    assert (own.folder, own.config) == (plain.folder, plain.config)
+    assert shared.folder.parent.name == f"{plain.folder.parent.name}-meanings=4"
+    for x, y in zip(own.model().parameters(), plain.model().parameters(), strict=True):
+        assert x.shape == y.shape
+    assert shared.model().readout.out_features == 4
 
 
 def trials_of(task, figure, scale, *words):

@@ -159,7 +159,7 @@ def defaults_of(kind):
 def parse(kind, argv):
     """-> (args, what was typed)"""
     parser = Parser(
-        f"{kind.name}.py",
+        kind.script(),
         description=sys.modules[kind.__module__].__doc__,
         epilog="\n".join(explain(kind)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -280,7 +280,7 @@ def trials_of_figure(kind, args, given, figure):
                 trial = make_trial(kind, args, given, row_of_seed)
                 trials.setdefault(trial.folder, trial)
     if not trials:
-        what = f"{figure or kind.name} at --scale {args.scale}"
+        what = f"{figure or kind.script()} at --scale {args.scale}"
         raise Refused(f"no trial of {what} has the flags given, or its grid is still empty")
     return choose_trial(list(trials.values()), args)
 
@@ -304,7 +304,7 @@ def choose_trial(trials, args):
 # -- A script's command line
 def main(kind):
     jobs.end_with_parent()
-    return exit_code(f"{kind.name}.py", lambda: dispatch(kind, sys.argv[1:]))
+    return exit_code(kind.script(), lambda: dispatch(kind, sys.argv[1:]))
 
 
 def dispatch(kind, argv):
@@ -317,7 +317,7 @@ def dispatch(kind, argv):
     trials = trials_of_figure(kind, args, given, figure)
     if args.list is not None:
         for trial in trials:
-            print(f"python {kind.name}.py {shlex.join(trial.words)}")
+            print(f"python {kind.script()} {shlex.join(trial.words)}")
         return 0
     if args.index is not None:
         return run_one(trials[0].task, trials[0].words)

@@ -2,7 +2,9 @@
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -81,7 +83,7 @@ class Figure(NamedTuple):
 class Task:
     """A subclass has a name and scales, and says what it draws and asks."""
 
-    name = ""  # the script's
+    name = ""  # the folder of its trials
     scales = {}  # scale -> its defaults, where they differ from the paper's
     figures: dict  # name -> Figure, see `figure`
     flags = ()  # its own Flags
@@ -98,6 +100,11 @@ class Task:
         cls.scales = {"paper": {}} | cls.scales
         if "name" in vars(cls):  # another script, with figures of its own
             cls.figures = {}
+
+    @classmethod
+    def script(cls):
+        """The file's name, such as reverse.py; several scripts may share a `name`."""
+        return Path(sys.modules[cls.__module__].__file__).name
 
     @classmethod
     def figure(cls, name, title, grids, **options):
