@@ -1,176 +1,209 @@
-"""Beyond the paper: shorter inputs, what in the clock helps, Mamba, the end of training.
+"""Beyond the paper: shorter inputs, which property of PE helps, Mamba, longer training.
 
-    python reverse.py --scale desk --all fig2-short    # Fig. 2's questions at L = 16
-    python delayed_add.py --scale desk --all clocks    # parts of the sinusoid, other clocks
-    python reverse.py --scale desk --all mamba         # Mamba of one block and of two
-    python reverse.py --scale desk --all fig2-end      # is it only that learning is faster?
+    python beyond.py --scale desk --all fig2-short    # Fig. 2's questions at L = 16
+    python beyond.py --scale desk --all clocks        # parts of the sinusoid, other encodings
+    python beyond.py --scale desk --all mamba         # Mamba with one block and with two
+    python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
-Each function that returns {name: Figure} is called by reverse.py or delayed_add.py, which add
-these figures to their own.
+The task is reverse.py's, and so are the folders of its trials.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
-import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-from suite.task import BOTH, BOTH_METRICS, WITH_CONSTANT, WITH_CONTROLS, Figure, cross
-from suite.verdicts import (
-    HANDLED,
-    all_of,
-    areas,
-    better,
-    clock_raises,
-    crossing,
-    crossings,
-    difference,
-    each_seed,
-    gain,
-    gain_by_vocabulary,
-    higher,
-    number,
-    vocabulary_sentences,
-    with_article,
+import common
+from common import Refused, select, span
+from delayed_add import which_encoding
+from reverse import OF_FIG13, Reverse, compare_vectors, cross_models, fig2_at_desk
+from suite import cli
+from suite.figures import (
+    AREA,
+    BOTH,
+    BUDGET,
+    K80,
+    K95,
+    WITH_CONSTANT,
+    WITH_CONTROLS,
+    WITH_EDITS,
+    Claim,
+    Contrast,
+    Figure,
+    cross,
+)
+from suite.task import Flag
+from variable_length import SMALL, SMALL_LSTM
+
+
+# -- Mamba, a newer architecture
+class Mamba(nn.Module):
+    """The selective state-space block of Gu and Dao (2023), without its norm: 2 H channels
+    of N states."""
+
+    def __init__(self, inputs, hidden, order=16, width=4):
+        super().__init__()
+        channels, rank = 2 * hidden, math.ceil(hidden / 16)
+        self.widths = rank, order, order
+        self.project = nn.Linear(inputs, 2 * channels, bias=False)
+        self.conv = nn.Conv1d(channels, channels, width, groups=channels)
+        self.choose = nn.Linear(channels, sum(self.widths), bias=False)
+        self.delta = nn.Linear(rank, channels)
+        delta = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.delta.bias = nn.Parameter(delta.expm1().log())  # the inverse of softplus
+        self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
+        self.D = nn.Parameter(torch.ones(channels))
+        self.answer = nn.Linear(channels, hidden, bias=False)
+
+    def forward(self, x, steps):
+        first, stop = span(steps, len(x))
+        u, gate = self.project(x[:stop]).chunk(2, -1)  # (T, B, D)
+        u = F.silu(self.convolve(u))
+        delta, b, c = self.choose(u).to(u.dtype).split(self.widths, -1)
+        delta = F.softplus(self.delta(delta))  # (T, B, D)
+        A = (-self.log_A.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
+        each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
+        h, outputs = torch.zeros_like(A), []
+        for t, (d, added, write, read) in enumerate(each):  # (B, 1, D), ..., (B, N, 1)
+            decay = (d * A).exp2()  # faster than exp
+            h = torch.addcmul(decay * h, write, added)
+            if t >= first:
+                outputs.append((read * h).sum(1))
+        y = (torch.stack(outputs) + self.D * u[first:]) * F.silu(gate[first:])  # (M, B, D)
+        return self.answer(y if isinstance(steps, slice) else select(y, steps))
+
+    def convolve(self, u):
+        """As self.conv does, which is slow on a CPU."""
+        weight = self.conv.weight[:, 0].T  # (width, D)
+        padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
+        return self.conv.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))
+
+
+class MambaStack(nn.Module):
+    """Several Mambas: each reads a norm of the residual path and adds to that path."""
+
+    def __init__(self, inputs, hidden, blocks):
+        super().__init__()
+        self.project = nn.Linear(inputs, hidden)
+        self.blocks = nn.ModuleList(Mamba(hidden, hidden) for _ in range(blocks))
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-5) for _ in range(blocks + 1))
+
+    def forward(self, x, steps):
+        x = self.project(x)
+        for norm, block in zip(self.norms, self.blocks):
+            x = x + block(norm(x), slice(None))
+        return self.norms[-1](select(x, steps))
+
+
+def mamba(inputs, hidden, blocks=1):
+    return Mamba(inputs, hidden) if blocks == 1 else MambaStack(inputs, hidden, blocks)
+
+
+common.LAYERS["mamba"] = mamba
+
+
+class Beyond(Reverse):
+    name = "reverse"
+    flags = (Flag("blocks", 1, "mamba: with 2 or more come norms and residuals", int, least=1),)
+
+    def __init__(self, args, config, folder):
+        super().__init__(args, config, folder)
+        if args.blocks == 1:
+            del config["blocks"]  # the trial is reverse.py's
+
+    def check(self):
+        if self.args.blocks > 1 and self.args.model != "mamba":
+            raise Refused(f"--blocks is for --model mamba, not {self.args.model}")
+        super().check()
+
+    def layer(self):
+        if self.args.model == "mamba":
+            return functools.partial(mamba, blocks=self.args.blocks)
+        return super().layer()
+
+
+MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
+# Blocks, K, and the learning rate tuned without PE on seed 100
+DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
+deep = []
+for blocks, vocab, lr in DEPTHS:
+    cell = dict(blocks=blocks, vocab=vocab, lr=lr, iterations=4000)
+    deep += cross(**MAMBA, **cell, pe=WITH_CONSTANT)
+one_block = dict(lr=2e-2, iterations=2000, pe=WITH_CONTROLS)
+Beyond.figures["mamba-vocab"] = Figure(
+    "Mamba with one block, L = 32",
+    {"desk": cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024])},
+)
+Beyond.figures["mamba"] = Figure(
+    "Mamba with one block and with two",
+    {"desk": deep},
+    contrasts=(
+        Contrast(
+            "K = 16: PE's gain with 1 block - with 2",
+            [dict(pe="sin", vocab=16, blocks=1), dict(pe="none", vocab=16, blocks=2)],
+            [dict(pe="none", vocab=16, blocks=1), dict(pe="sin", vocab=16, blocks=2)],
+        ),
+    ),
+    tuned=("lr",),
+    x=("pe", "blocks", "vocab"),
 )
 
-# -- Fig. 2 of other trials
+# -- Fig. 2 with other trials; exploratory, since such trials had been seen before
 PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3)
+EARLY = dict(model="gru", pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3))
+Beyond.figures["fig2-short"] = Figure(
+    "Reverse ordering, L = 16",
+    {"desk": cross_models([16, 64, 256], [64, 256, 1024])},
+    metrics=WITH_EDITS,
+    summaries=(K95,),
+)
+Beyond.figures["fig2-short-twice"] = Figure(
+    "Reverse ordering, L = 16, 2x training budget",
+    {"desk": cross_models([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000)},
+    metrics=WITH_EDITS,
+)
+Beyond.figures["fig2-early"] = Figure(
+    "The paper's size, early in training",
+    {"desk": cross(**PAPERS_SIZE, **EARLY)},
+    metrics=WITH_EDITS,
+    picture=False,
+)
+END = "More training and larger vocabularies again"
+Beyond.figures["fig2-more"] = Figure(
+    "Reverse ordering, seeds 11 to 13",
+    {"desk": fig2_at_desk(range(11, 14))},
+    claims=(
+        Claim(END, "GRU", AREA, dict(model="gru")),
+        Claim(END, "LSTM", AREA, dict(model="lstm")),
+        Claim(END, "S4D", AREA, dict(model="s4d")),
+    ),
+    metrics=WITH_EDITS,
+    summaries=(AREA, K95, K80),
+)
+
+# -- Which property of PE helps; and Fig. 14's encodings at a fixed length
+Beyond.figures["clocks"] = which_encoding(
+    "Reverse ordering", dict(model="gru", iterations=2000, **SMALL)
+)
+Beyond.figures["fig14-fixed"] = Figure(
+    "Other encodings, fixed length",
+    {"desk": cross(**SMALL_LSTM, pe=["dup", *OF_FIG13])},
+    contrasts=(*compare_vectors("dup"),),
+    x="pe",
+)
 
 
-def like_fig2(fig2, short, twice):
-    """Figures with fig2's questions on rows of other trials.
-
-    They are exploratory: such trials had been seen before.
-    """
-
-    def exploratory(runs):
-        return [verdict._replace(primary="") for verdict in fig2.verdicts(runs)]
-
-    def figure(title, rows, **options):
-        options |= dict(metrics=BOTH_METRICS, notes=vocabulary_sentences)
-        return Figure(title, {"desk": rows}, exploratory, **options)
-
-    cell = dict(**PAPERS_SIZE, iterations=20_000, seed=range(3))
-    early = cross(model="gru", pe=WITH_CONSTANT, vocab=64, **cell)
-    return {
-        "fig2-short": figure("Reverse ordering, L = 16", short),
-        "fig2-short-twice": figure("Reverse ordering, L = 16, twice the training", twice),
-        "fig2-early": figure("The paper's size, early in training", early, picture=False),
-    }
-
-
-def more_of_fig2(rows):
-    """Fig. 2 with other seeds, and a measure that needs no such limit as 95%."""
-
-    def judge(runs):
-        for model in runs.levels("model"):
-            text = "The clock raises the area under the accuracy of"
-            text += f" {with_article(model)} over log2 K."
-            yield clock_raises(runs.where(model=model), text, areas, primary="end")
-
-    title = "Reverse ordering, seeds 11 to 13"
-    options = dict(metrics=BOTH_METRICS, notes=vocabulary_intervals)
-    return {"fig2-more": Figure(title, {"desk": rows}, judge, **options)}
-
-
-def vocabulary_intervals(runs):
-    """The vocabulary that each model handles, at two accuracies, and what the clock adds."""
-    for accuracy in (HANDLED, 0.8):
-        yield from vocabulary_sentences(runs, accuracy)
-        measure = functools.partial(crossings, accuracy=accuracy)
-        for model in runs.levels("model"):
-            # Of a verdict the numbers alone
-            added = clock_raises(runs.where(model=model), "", measure).numbers
-            if added:
-                of = f"the K at {accuracy:.0%} of {with_article(model)}"
-                yield f"What the clock adds to log2 of {of}: {added}."
-
-
-# -- Which clock
-PHASES = {
-    "clock while reading": dict(encode="input"),
-    "clock while answering": dict(encode="output"),
-}
-THIRDS = {
-    "fast third of its frequencies": dict(bands="0:0.3334"),
-    "middle third of its frequencies": dict(bands="0.3334:0.6667"),
-    "slow third of its frequencies": dict(bands="0.6667:1"),
-}
-MISSING = {"random": "order", "ramp": "a period", "shuffled": "continuity"}
-CLOCKS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
-
-
-def which_clock(title, cell, parts=PHASES):
-    """`cell` holds all trials' flags; `parts` are those of the clock that are tried alone."""
-    rows = cross(**cell, pe=CLOCKS)
-    for flags in parts.values():
-        rows += cross(**cell, pe="sin", **flags)
-
-    def judge(runs):
-        whole = runs.where(encode=None, bands=None)
-        sin = whole.values(pe="sin")
-        for pe, missing in MISSING.items():
-            text = f"{title}: the clock is better than one without {missing} ({pe})."
-            yield higher(text, sin, whole.values(pe=pe))
-        text = f"{title}: random vectors help (asked after the data were seen)."
-        yield gain(whole, text, pe="random")
-        controls = {pe: whole.values(pe=pe) for pe in ("none", "dup")}
-        for part, flags in parts.items():
-            text = f"{title}: the {part} alone helps."
-            yield better(text, runs.values(**flags), controls)
-
-    x = ("pe", "encode", "bands")
-    return {"clocks": Figure(f"{title}: which clock", {"desk": rows}, judge, x=x)}
-
-
-# -- Mamba, a model of today
-MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
-# Blocks, K, the rate best for pe none on seed 100
-DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
-
-
-def mamba():
-    """Figures of reverse ordering by Mamba."""
-    one_block = dict(lr=2e-2, iterations=2000, pe=WITH_CONTROLS)
-    rows = cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024])
-    deep = []
-    for blocks, vocab, lr in DEPTHS:
-        cell = dict(blocks=blocks, vocab=vocab, lr=lr, iterations=4000)
-        deep += cross(**MAMBA, **cell, pe=WITH_CONSTANT)
-
-    def judge_vocabularies(runs):
-        return gain_by_vocabulary(runs, "one block of Mamba")
-
-    def judge_depths(runs):
-        for blocks, vocab, _ in DEPTHS:
-            of = f"{blocks} block{'s' * (blocks > 1)}"
-            text = f"The clock helps Mamba of {of} at K = {vocab}."
-            yield gain(runs, text, blocks=blocks, vocab=vocab)
-        none, sin = (runs.where(pe=pe, vocab=16) for pe in BOTH)
-        plus = [sin.values(blocks=1), none.values(blocks=2)]
-        minus = [none.values(blocks=1), sin.values(blocks=2)]
-        text = "The clock helps one block more than two, at K = 16."
-        yield all_of(text, {"over none": difference(plus, minus)})
-
-    return {
-        "mamba-vocab": Figure("One block of Mamba, L = 32", {"desk": rows}, judge_vocabularies),
-        "mamba": Figure(
-            "Mamba of one block and of two",
-            {"desk": deep},
-            judge_depths,
-            x=("pe", "blocks", "vocab"),
-        ),
-    }
-
-
-# -- The end of training. All of this was fixed before its trials: RESULTS.md, Protocol
+# -- Longer training. Grids and claims are preregistered: RESULTS.md, Protocol
 class Cell(NamedTuple):
     vocab: int
-    rate: float  # fig2's, as are the iterations
+    rate: float  # fig2's learning rate; the iterations are fig2's too
     iterations: int
-    times: tuple  # the lengths of training, as multiples of these iterations
+    times: tuple  # the training budgets, as multiples of these iterations
     seeds: range
-    best: dict  # each encoding's rate, from fig2-rates
+    best: dict  # each encoding's learning rate, from fig2-rates
 
 
 CELLS = {
@@ -180,7 +213,7 @@ CELLS = {
 }
 
 
-def to_find_rates():
+def search_rates():
     rows = []
     for model, cell in CELLS.items():
         flags = dict(model=model, vocab=cell.vocab, length=32, iterations=cell.iterations)
@@ -189,7 +222,7 @@ def to_find_rates():
     return rows
 
 
-def to_the_end():
+def train_to_the_end():
     rows = []
     for model, cell in CELLS.items():
         flags = dict(model=model, vocab=cell.vocab, length=32, seed=cell.seeds)
@@ -201,106 +234,53 @@ def to_the_end():
     return rows
 
 
-def at_a_lower_rate():
-    """A GRU's longest trials, but those without a clock have fig2's rate."""
-    cell = CELLS["gru"]
-    flags = dict(model="gru", vocab=cell.vocab, length=32, seed=cell.seeds)
-    flags["iterations"] = cell.iterations * cell.times[-1]
-    rows = cross(**flags, pe=["none", "constant"], lr=cell.rate)
-    return rows + cross(**flags, pe="sin", lr=cell.best["sin"])
-
-
-def best_rates(runs):
-    for model in runs.levels("model"):
-        for pe in BOTH:
-            tried = runs.where(model=model, pe=pe)
-            if tried and len(tried) == len(tried.rows):
-                best = max(tried, key=lambda result: number(result, "token_accuracy"))
-                name, rate = with_article(model), best.flags["lr"]
-                yield f"The best rate of {name} with {pe} is {rate:g}."
-
-
-def worths(runs):
-    """log2 of how many times the training `none` needs to be as good as the clock after 1.
-
-    One number for each seed. Between the lengths of training `none` goes along a
-    straight line in log2.
-    """
-    iterations = sorted(runs.levels("iterations"))
-    places = np.log2(np.divide(iterations, iterations[0]))
-    found = []
-    for seed, none in each_seed(runs.where(pe="none"), "iterations").items():
-        # One number, or none if that trial is not done
-        for clock in runs.values(pe="sin", iterations=iterations[0], seed=seed):
-            # Where `none` rises above the clock: where -none falls below -clock
-            found.append(crossing(places, np.negative(none), -clock))
-    return found
-
-
-def worth_in_training(runs):
-    for model in runs.levels("model"):
-        of = runs.where(model=model)
-        found = worths(of)
-        worth = difference([found])
-        if worth is None:
-            continue
-        mean, low, high = np.exp2([worth.value, *worth.interval()])
-        most = max(of.levels("iterations")) // min(of.levels("iterations"))
-        outermost = sum(at in (0, np.log2(most)) for at in found)
-        text = f"What {with_article(model)} has with the clock at 1 time the training, it has"
-        text += " without at"
-        times = f"{mean:.2f} [{low:.2f}, {high:.2f}] times"
-        at_end = f"{outermost} of {len(found)} seeds at an end (1 or {most} times)"
-        yield f"{text} {times}; {at_end}."
-
-
-def readings(runs):
-    """What one model's claim at the longest training means: if it is yes, and if not.
-
-    The limits are those of "How (A) is read" in RESULTS.md. What `none` gains is paired: a
-    seed's trials share first weights, data and held-out set.
-    """
-    none, sin = (each_seed(runs.where(pe=pe), "iterations").values() for pe in BOTH)
-    ends = [accuracies[-1] for accuracies in none]
-    lead = difference([[accuracies[-1] for accuracies in sin]], [ends])
-    last_gain = difference([[accuracies[-1] - accuracies[-2] for accuracies in none]])
-    if lead is None or len(runs) < len(runs.rows):
-        return "", ""
-    if np.mean(ends) > 0.97:
-        return ("left out, none ends above .97",) * 2
-    times = max(runs.levels("iterations")) // min(runs.levels("iterations"))
-    yes = f"still ahead after {times} times the training; the end was not reached"
-    if last_gain.interval()[1] < 0.01:
-        yes = "the clock raises where training ends"
-    low, high = lead.interval()
-    otherwise = "a speed-up alone" if -0.02 <= low and high <= 0.02 else "undecided"
-    gained = f"(none gained {last_gain.words()} from the last lengthening)"
-    return f"{yes} {gained}", f"{otherwise} {gained}"
-
-
-def judge_the_end(runs):
+def claims_at_the_end():
     for model, cell in CELLS.items():
-        of = runs.where(model=model)
-        times = cell.times[-1]
-        text = f"After {times} times the training the clock helps {with_article(model)}"
-        text += f" at K = {cell.vocab}."
-        claim = gain(of, text, primary="end", iterations=times * cell.iterations)
-        yield claim._replace(readings=readings(of))
+        longest = dict(model=model, iterations=cell.iterations * cell.times[-1])
+        label = f"{model.upper()}, K = {cell.vocab}, {cell.times[-1]}x training budget"
+        yield Claim(END, label, "token accuracy", longest)
 
 
-def judge_a_lower_rate(runs):
-    text = "After 4 times the training the clock helps a GRU, also if it has half the rate"
-    yield gain(runs, f"{text} without (asked after the data were seen).")
+def last_gains():
+    """What no PE gains from the last lengthening."""
+    for model, cell in CELLS.items():
+        before, last = cell.times[-2:]
+        none = dict(model=model, pe="none")
+        yield Contrast(
+            f"{model.upper()}, no PE: {last}x - {before}x budget (paired)",
+            none | dict(iterations=last * cell.iterations),
+            none | dict(iterations=before * cell.iterations),
+            paired=True,
+        )
 
 
-# -- Longer training with learning rates tuned for it. Preregistered: RESULTS.md, Protocol
-def equal_rates():
-    """A GRU's three arms at 4x the training budget and one learning rate."""
-    flags = dict(model="gru", vocab=32, length=32, iterations=120_000, lr=3e-3)
-    return cross(**flags, pe=WITH_CONSTANT, seed=range(11, 15))
+LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
+EQUAL = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
+Beyond.figures["fig2-rates"] = Figure(
+    "Learning rates, seed 100",
+    {"desk": search_rates()},
+    picture=False,
+    note="Each arm's best learning rate is that of fig2-end.",
+)
+Beyond.figures["fig2-end"] = Figure(
+    "Reverse ordering, longer training",
+    {"desk": train_to_the_end()},
+    summaries=(BUDGET,),
+    contrasts=(*last_gains(),),
+    claims=(*claims_at_the_end(),),
+    tuned=("lr",),
+    x="iterations",
+)
+Beyond.figures["fig2-end-lower"] = Figure(
+    "GRU, 4x training budget, half the learning rate without PE (post hoc)",
+    {"desk": EQUAL + cross(**LONG_GRU, pe="sin", lr=CELLS["gru"].best["sin"])},
+    tuned=("lr",),
+    picture=False,
+)
 
 
-def long_rates():
+# -- Longer training, with learning rates tuned for it
+def search_long_rates():
     """Learning rates for 4x (LSTM) and 16x (S4D) the training budget, on a separate seed."""
     lstm = dict(model="lstm", vocab=64, length=32, iterations=120_000, seed=100)
     s4d = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
@@ -311,34 +291,16 @@ def long_rates():
     )
 
 
-def end_of_training():
-    """Figures of reverse ordering at the end of training."""
-    return {
-        "long-equal": Figure(
-            "GRU, 4x training budget, equal learning rates",
-            {"desk": equal_rates()},
-            picture=False,
-        ),
-        "long-rates": Figure(
-            "Learning rates for longer training, seed 100",
-            {"desk": long_rates()},
-            notes=best_rates,
-            picture=False,
-        ),
-        "fig2-rates": Figure(
-            "Rates, seed 100", {"desk": to_find_rates()}, notes=best_rates, picture=False
-        ),
-        "fig2-end": Figure(
-            "Reverse ordering, the end of training",
-            {"desk": to_the_end()},
-            judge_the_end,
-            x="iterations",
-            notes=worth_in_training,
-        ),
-        "fig2-end-lower": Figure(
-            "The end of training of a GRU, at half the rate without the clock",
-            {"desk": at_a_lower_rate()},
-            judge_a_lower_rate,
-            picture=False,
-        ),
-    }
+Beyond.figures["long-equal"] = Figure(
+    "GRU, 4x training budget, equal learning rates",
+    {"desk": EQUAL + cross(**LONG_GRU, pe="sin", lr=3e-3)},
+    picture=False,
+)
+Beyond.figures["long-rates"] = Figure(
+    "Learning rates for longer training, seed 100",
+    {"desk": search_long_rates()},
+    picture=False,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(cli.main(Beyond))

@@ -2,9 +2,8 @@
 
 suite/fast.py computes the same numbers faster. Letters: B batch, T time steps, L input
 length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size,
-N states of S4D and Mamba, D Mamba's 2 H channels; also N rows of a set, W integers of a
-row, R rounds of candidates. Batches are (B, T); inside a model time comes first, (T, B, ...),
-as in torch.nn.GRU.
+N states of S4D; also N rows of a set, W integers of a row, R rounds of candidates. Batches
+are (B, T); inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
 import math
@@ -26,19 +25,18 @@ class Model(nn.Module):
 
     def __init__(
         self,
-        layer,  # a name in LAYERS
+        layer,  # a value of LAYERS: layer(inputs, hidden)
         encoding,  # a name in ENCODINGS
         vocab,
         embed=512,
         hidden=512,
         positions=128,  # steps that the encoding's table covers
-        layer_options=None,
         **encoding_options,
     ):
         super().__init__()
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
         self.encoding = ENCODINGS[encoding](positions, embed, **encoding_options)
-        self.layer = LAYERS[layer](self.encoding.inputs, hidden, **(layer_options or {}))
+        self.layer = layer(self.encoding.inputs, hidden)
         self.readout = nn.Linear(hidden, vocab)
 
     def forward(self, inputs, steps):
@@ -515,7 +513,7 @@ def damerau_levenshtein(a, b):
     return table[-1, -1]
 
 
-# -- Not the paper's: layers of today
+# -- Not the paper's: a recent layer, and the table of all
 class MinGRU(nn.Linear):
     """h_t = (1 - z_t) h_t-1 + z_t h~_t; z and h~ see the input alone (Feng et al., 2024)."""
 
@@ -532,73 +530,10 @@ class MinGRU(nn.Linear):
         return select(torch.stack(states), steps)
 
 
-class Mamba(nn.Module):
-    """The selective state-space block of Gu and Dao (2023), without its norm: 2 H channels
-    of N states."""
-
-    def __init__(self, inputs, hidden, order=16, width=4):
-        super().__init__()
-        channels, rank = 2 * hidden, math.ceil(hidden / 16)
-        self.widths = rank, order, order
-        self.project = nn.Linear(inputs, 2 * channels, bias=False)
-        self.conv = nn.Conv1d(channels, channels, width, groups=channels)
-        self.choose = nn.Linear(channels, sum(self.widths), bias=False)
-        self.delta = nn.Linear(rank, channels)
-        delta = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.delta.bias = nn.Parameter(delta.expm1().log())  # the inverse of softplus
-        self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
-        self.D = nn.Parameter(torch.ones(channels))
-        self.answer = nn.Linear(channels, hidden, bias=False)
-
-    def forward(self, x, steps):
-        first, stop = span(steps, len(x))
-        u, gate = self.project(x[:stop]).chunk(2, -1)  # (T, B, D)
-        u = F.silu(self.convolve(u))
-        delta, b, c = self.choose(u).to(u.dtype).split(self.widths, -1)
-        delta = F.softplus(self.delta(delta))  # (T, B, D)
-        A = (-self.log_A.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
-        each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
-        h, outputs = torch.zeros_like(A), []
-        for t, (d, added, write, read) in enumerate(each):  # (B, 1, D), ..., (B, N, 1)
-            decay = (d * A).exp2()  # faster than exp
-            h = torch.addcmul(decay * h, write, added)
-            if t >= first:
-                outputs.append((read * h).sum(1))
-        y = (torch.stack(outputs) + self.D * u[first:]) * F.silu(gate[first:])  # (M, B, D)
-        return self.answer(y if isinstance(steps, slice) else select(y, steps))
-
-    def convolve(self, u):
-        """As self.conv does, which is slow on a CPU."""
-        weight = self.conv.weight[:, 0].T  # (width, D)
-        padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
-        return self.conv.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))
-
-
-class MambaStack(nn.Module):
-    """Several Mambas: each reads a norm of the residual path and adds to that path."""
-
-    def __init__(self, inputs, hidden, blocks):
-        super().__init__()
-        self.project = nn.Linear(inputs, hidden)
-        self.blocks = nn.ModuleList(Mamba(hidden, hidden) for _ in range(blocks))
-        self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-5) for _ in range(blocks + 1))
-
-    def forward(self, x, steps):
-        x = self.project(x)
-        for norm, block in zip(self.norms, self.blocks):
-            x = x + block(norm(x), slice(None))
-        return self.norms[-1](select(x, steps))
-
-
-def mamba(inputs, hidden, blocks=1):
-    return Mamba(inputs, hidden) if blocks == 1 else MambaStack(inputs, hidden, blocks)
-
-
 LAYERS = {
     "gru": GRU,
     "lstm": LSTM,
     "s4d": S4D,
     # not the paper's
     "mingru": MinGRU,
-    "mamba": mamba,
 }

@@ -3,26 +3,17 @@
     python delayed_add.py --model lstm --pe sin --vocab 1024 --seed 0
     python delayed_add.py --scale desk --all fig7
 
-    in   3 1 4 2 9 8        x = 3 1 4, then y = 2 9 8, without a command; time runs 1 .. 2L
-    out  . . . 6 0 1        4+2, 1+9, 3+8 with K = 10; . is not answered and has no loss
+    in   3 1 4 2 9 8        x = 3 1 4, then y = 2 9 8, without commands; time runs 1 .. 2L
+    out  . . . 6 0 1        4+2, 1+9, 3+8 with K = 10; . is not scored
 
-At the paper's size it trains for twice the iterations of the other tasks (Appendix
-A.1), at smaller scales not. The paper found it too hard for GRUs.
+At the paper's size it trains for twice the iterations of the other tasks (Appendix A.1), at
+smaller scales not. The paper found it too hard for GRUs.
 """
 
-import beyond
 from common import Episode, uniform_integers
 from suite import cli
-from suite.task import BOTH, SMOKE, WITH_CONSTANT, WITH_CONTROLS, Task, cross
-from suite.verdicts import above, gain_by_vocabulary
-
-SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
-FIG7 = {
-    "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088]),
-    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
-}
-FIG7_GRU = {"paper": cross(model="gru", pe=BOTH, vocab=896)}
-FIG7_SMALL = {"desk": cross(**SMALL, pe=WITH_CONTROLS)}
+from suite.figures import BOTH, WITH_CONSTANT, WITH_CONTROLS, Contrast, Figure, cross
+from suite.task import SMOKE, Task
 
 
 class DelayedAddition(Task):
@@ -44,23 +35,57 @@ class DelayedAddition(Task):
         return Episode(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
 
 
-@DelayedAddition.figure(
-    "fig7-small", "Delayed addition, 64 units, 3,000 iterations", FIG7_SMALL
+SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
+FIG7 = {
+    "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088]),
+    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
+}
+DelayedAddition.figures["fig7"] = Figure("Reverse ordering + delayed addition", FIG7)
+DelayedAddition.figures["fig7-small"] = Figure(
+    "Delayed addition, 64 units, 3,000 iterations", {"desk": cross(**SMALL, pe=WITH_CONTROLS)}
 )
-@DelayedAddition.figure("fig7", "Reverse ordering + delayed addition", FIG7)
-def fig7(runs):
-    return gain_by_vocabulary(runs, "an LSTM add")
-
-
-@DelayedAddition.figure("fig7-gru", "Delayed addition by a GRU", FIG7_GRU, x="pe")
-def fig7_gru(runs):
-    text = "GRUs answer less than half (our number), with the clock or without one."
-    yield above(text, [1 - x for x in runs.values()], 0.5)
-
-
-DelayedAddition.figures |= beyond.which_clock(
-    "Delayed addition", SMALL, beyond.PHASES | beyond.THIRDS
+DelayedAddition.figures["fig7-gru"] = Figure(
+    "Delayed addition by a GRU", {"paper": cross(model="gru", pe=BOTH, vocab=896)}, x="pe"
 )
+
+# -- Which property of PE helps: encodings that lack one, and parts of the sinusoid
+ENCODINGS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
+MISSING = {"random": "order", "ramp": "a period", "shuffled": "continuity"}
+PHASES = {
+    "PE while reading": dict(encode="input"),
+    "PE while answering": dict(encode="output"),
+}
+THIRDS = {
+    "fast third of the frequencies": dict(bands="0:0.3334"),
+    "middle third": dict(bands="0.3334:0.6667"),
+    "slow third": dict(bands="0.6667:1"),
+}
+
+
+def which_encoding(title, cell, parts=PHASES):
+    """`cell`: flags of all trials; `parts` of the sinusoid are tried alone."""
+    rows = cross(**cell, pe=ENCODINGS)
+    contrasts = []
+    whole = dict(encode=None, bands=None)
+    sin, none, dup = (dict(pe=pe, **whole) for pe in ("sin", "none", "dup"))
+    for pe, missing in MISSING.items():
+        contrasts.append(Contrast(f"sin - {pe} (lacks {missing})", sin, dict(pe=pe)))
+    contrasts.append(Contrast("random - no PE", dict(pe="random"), none))
+    contrasts.append(Contrast("random - dup", dict(pe="random"), dup))
+    for part, flags in parts.items():
+        rows += cross(**cell, pe="sin", **flags)
+        alone = whole | dict(pe="sin", **flags)
+        contrasts.append(Contrast(f"{part} - no PE", alone, none))
+        contrasts.append(Contrast(f"{part} - dup", alone, dup))
+    return Figure(
+        f"{title}: which property of PE helps",
+        {"desk": rows},
+        contrasts=(*contrasts,),
+        x=("pe", "encode", "bands"),
+    )
+
+
+DelayedAddition.figures["clocks"] = which_encoding("Delayed addition", SMALL, PHASES | THIRDS)
 
 if __name__ == "__main__":
     raise SystemExit(cli.main(DelayedAddition))

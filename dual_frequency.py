@@ -1,4 +1,4 @@
-"""Reverse ordering of Frequent and Rare integers (Fig. 3): which of them need the clock?
+"""Reverse ordering of Frequent and Rare integers (Fig. 3): where does PE help?
 
     python dual_frequency.py --model lstm --pe sin --vocab 1024 --seed 0
     python dual_frequency.py --scale desk --all fig3
@@ -18,8 +18,7 @@ import common
 from common import Episode, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
 from reverse import FRESH, Reverse
 from suite import cli
-from suite.task import BOTH, WITH_CONSTANT, WITH_DUP, cross
-from suite.verdicts import gain, higher_in_pairs, name_of, with_article
+from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_of
 
 KINDS = "frequent", "rare"
 CONDITIONS = [f"{target}/{disturbants}" for target in KINDS for disturbants in KINDS]
@@ -129,8 +128,6 @@ FIG3 = {
     + cross(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D),
 }
 FIG3_FRESH = {"desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK, seed=FRESH)}
-LATE = "(asked after the data were seen)"
-WORST = {"lstm": (0, "first"), "s4d": (1, "second")}  # the quarter that the paper names
 
 
 def retrieval(*conditions):
@@ -142,12 +139,25 @@ def retrieval(*conditions):
     return measure
 
 
-def change_among_rare(target):
-    """A metric: their accuracy among Rare disturbants less that among Frequent ones."""
+def loss_among_rare(target):
+    """A metric: accuracy of these targets among Frequent disturbants minus among Rare ones."""
 
     def measure(result):
         accuracy = result.metrics["by_condition"]
-        return np.mean(accuracy[f"{target}/rare"]) - np.mean(accuracy[f"{target}/frequent"])
+        return np.mean(accuracy[f"{target}/frequent"]) - np.mean(accuracy[f"{target}/rare"])
+
+    return measure
+
+
+def weakness_of_quarter(quarter):
+    """A metric, of Frequent targets among Rare disturbants: accuracy at other positions minus
+    that in this quarter of them."""
+
+    def measure(result):
+        quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
+        means = [positions.mean() for positions in quarters]
+        own = means.pop(quarter)
+        return np.mean(means) - own
 
     return measure
 
@@ -160,53 +170,25 @@ def by_position(result):
 
 OPTIONS = dict(
     metrics={
-        "among Rare": retrieval(*AMONG_RARE),
-        "among Frequent": retrieval(*AMONG_FREQUENT),
+        "accuracy among Rare disturbants": retrieval(*AMONG_RARE),
+        "accuracy among Frequent disturbants": retrieval(*AMONG_FREQUENT),
+        "accuracy, Frequent targets among Rare": retrieval("frequent/rare"),
+        "accuracy, Rare targets among Rare": retrieval("rare/rare"),
+        "Frequent targets: loss to Rare disturbants": loss_among_rare("frequent"),
+        "Rare targets: loss to Rare disturbants": loss_among_rare("rare"),
+        # The quarters in which the paper's LSTM and S4D are worst
+        "Frequent among Rare: other positions - first quarter": weakness_of_quarter(0),
+        "Frequent among Rare: other positions - second quarter": weakness_of_quarter(1),
     },
     curves=by_position,
     x="position of the target (1: read first)",
 )
-
-
-@DualFrequency.figure(
-    "fig3-fresh", "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **OPTIONS
+DualFrequency.figures["fig3"] = Figure(
+    "Frequent and Rare integers (target/disturbants)", FIG3, **OPTIONS
 )
-@DualFrequency.figure(
-    "fig3", "Frequent and Rare integers (target/disturbants)", FIG3, **OPTIONS
+DualFrequency.figures["fig3-fresh"] = Figure(
+    "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **OPTIONS
 )
-def fig3(runs):
-    for model in runs.levels("model"):
-        name, none = with_article(model), runs.where(model=model, pe="none")
-        text = f"Rare disturbants hurt Frequent targets of {name}"
-        change = change_among_rare("frequent")
-        yield higher_in_pairs(f"{text} without a clock.", 0, none.values(change))
-        sin = runs.values(change, model=model, pe="sin")
-        yield higher_in_pairs(f"{text} with the clock {LATE}.", 0, sin)
-        text = f"The clock helps {name} among Rare disturbants."
-        yield gain(runs, text, retrieval(*AMONG_RARE), model=model)
-        for kind in KINDS:
-            targets = f"{kind.capitalize()} targets"
-            text = f"The clock helps {name} answer {targets} among Rare disturbants {LATE}."
-            yield gain(runs, text, retrieval(f"{kind}/rare"), model=model)
-            text = f"With the clock {name} loses less of {targets} to Rare disturbants {LATE}."
-            yield gain(runs, text, change_among_rare(kind), model=model)
-        if model in WORST:
-            yield from judge_positions(none, model)
-
-
-def judge_positions(none, model):
-    """Without a clock, is one quarter of the positions as bad as the paper says?"""
-    worst, ordinal = WORST[model]
-    there, elsewhere = [], []
-    for result in none:
-        quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
-        means = [quarter.mean() for quarter in quarters]
-        there.append(means.pop(worst))
-        elsewhere.append(np.mean(means))
-    text = f"Among Rare disturbants {with_article(model)} without a clock answers Frequent"
-    text += f" targets worse in the {ordinal} quarter of positions than elsewhere {LATE}."
-    yield higher_in_pairs(text, elsewhere, there)
-
 
 if __name__ == "__main__":
     raise SystemExit(cli.main(DualFrequency))

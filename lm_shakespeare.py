@@ -15,6 +15,7 @@ https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/
 """
 
 import hashlib
+import itertools
 import math
 import re
 from pathlib import Path
@@ -27,8 +28,8 @@ from torch import nn
 import common
 from common import Episode, Refused
 from suite import cli, fast
-from suite.task import SMOKE, Flag, Task, cross
-from suite.verdicts import all_of, difference, higher
+from suite.figures import Contrast, Figure, cross
+from suite.task import SMOKE, Flag, Task
 
 ENCODINGS = ["none", "learned", "sin", "rotary", "layernorm-learned"]
 TOKENIZERS = ["char", "word", "bpe"]
@@ -75,7 +76,6 @@ class Shakespeare(Task):
         "length",
         "hidden",
         "embed",
-        "blocks",
         "held_out",
         "warmup",
         "combine",
@@ -184,37 +184,32 @@ def scores(result):
     yield "validation text", result.flags["pe"], points
 
 
-@Shakespeare.figure(
-    "table1",
+def against(*encodings):
+    """Each encoding against the next."""
+    for worse, better in itertools.pairwise(encodings):
+        yield Contrast(f"{worse} - {better}", dict(pe=worse), dict(pe=better))
+
+
+Shakespeare.figures["table1"] = Figure(
     "Transformer: encodings",
     TABLE1,
-    metrics=PERPLEXITY | {"scores' fall": fall},
+    metrics=PERPLEXITY | {"fall of attention scores with distance": fall},
+    contrasts=(*against("sin", "layernorm-learned", "learned", "rotary"),),
     curves=scores,
     x="distance",
     y="mean q.k / sqrt(d)",
-    notes=lambda runs: [
-        "The document's: learned 6.13, sin 8.62, rotary 4.80, layernorm-learned 7.57."
-    ],
+    note="The document's: learned 6.13, sin 8.62, rotary 4.80, layernorm-learned 7.57.",
 )
-def table1(runs):
-    order = ["sin", "layernorm-learned", "learned", "rotary"]
-    perplexities = [runs.values("valid_perplexity", pe=pe) for pe in order]
-    for i in range(3):
-        text = f"{order[i]} is worse than {order[i + 1]}."
-        yield higher(text, perplexities[i], perplexities[i + 1])
-    falls = {pe: difference([runs.values(fall, pe=pe)]) for pe in order}
-    rotary = falls.pop("rotary")
-    yield all_of("Attention scores fall with distance under rotary.", {"": rotary})
-    text = "Attention scores fall under sin and learned vectors, which the document denies."
-    yield all_of(text, falls)
-
-
-@Shakespeare.figure("sizes", "Transformer: sizes", SIZES, metrics=PERPLEXITY, picture=False)
-def sizes(runs):
-    runs = runs.where(layers=None, context=None)
-    heads = runs.levels("heads")
-    most, fewest = (runs.values("valid_perplexity", heads=n) for n in (heads[-1], heads[0]))
-    yield higher(f"{heads[-1]} heads are worse than {heads[0]}.", most, fewest)
+ONLY_HEADS = dict(layers=None, context=None)
+Shakespeare.figures["sizes"] = Figure(
+    "Transformer: sizes",
+    SIZES,
+    metrics=PERPLEXITY,
+    contrasts=(
+        Contrast("64 - 2 heads", dict(heads=64, **ONLY_HEADS), dict(heads=2, **ONLY_HEADS)),
+    ),
+    picture=False,
+)
 
 
 def nats(result):
@@ -223,20 +218,20 @@ def nats(result):
     return math.log(of["valid_perplexity"]) * of["valid_tokens"] / of["valid_characters"]
 
 
-@Shakespeare.figure(
-    "table2",
+def compare_tokenizers():
+    bpe, char = dict(tokenizer="bpe"), dict(tokenizer="char")
+    for measure in ("validation perplexity", "nats per character"):
+        yield Contrast(f"bpe - char, {measure}", bpe, char, measure=measure)
+
+
+Shakespeare.figures["table2"] = Figure(
     "Transformer: tokenizers",
     TABLE2,
-    metrics=PERPLEXITY | {"nats per character": nats, "tokens": "train_tokens"},
-    notes=lambda runs: [
-        "The document's, of unequal models: characters 4.80, words 310.27, byte pairs 14.64."
-    ],
+    metrics=PERPLEXITY | {"nats per character": nats, "training tokens": "train_tokens"},
+    contrasts=(*compare_tokenizers(),),
     picture=False,
+    note="The document's, of unequal models: characters 4.80, words 310.27, byte pairs 14.64.",
 )
-def table2(runs):
-    for unit, metric in ("token", "valid_perplexity"), ("character", nats):
-        bpe, char = (runs.values(metric, tokenizer=name) for name in ("bpe", "char"))
-        yield higher(f"Byte pairs are worse than characters, per {unit}.", bpe, char)
 
 
 def tokenize(text, name):

@@ -16,7 +16,8 @@ from torch import nn
 from common import Refused
 from reverse import Reverse
 from suite import cli
-from suite.task import WITH_CONSTANT, Figure, Flag, cross
+from suite.figures import WITH_CONSTANT, Figure, cross
+from suite.task import Flag
 
 
 class Rarity(Reverse):

@@ -10,6 +10,7 @@ that they start at once. Every test has a new folder of its own, and is in it.
 """
 
 import contextlib
+import csv
 import fcntl
 import functools
 import importlib.util
@@ -45,7 +46,6 @@ import dual_frequency
 import lm_shakespeare
 import lm_wikitext
 import report
-import reverse
 import stability
 from delayed_add import DelayedAddition
 from dual_frequency import DualFrequency
@@ -56,13 +56,26 @@ from rarity import Rarity
 from reverse import Reverse
 from sort import Sort
 from stability import Stability
-from suite import cli, fast, files, jobs, machine, pictures, sweeps, training, verdicts
+from suite import (
+    cli,
+    fast,
+    files,
+    jobs,
+    machine,
+    pictures,
+    statistics,
+    sweeps,
+    tables,
+    training,
+)
+from suite.figures import AREA, BUDGET, K95, Claim, Contrast, Figure, Result, Results, cross
 from variable_length import VariableLength
 
 HERE = Path(__file__).resolve().parent
 README = (HERE / "README.md").read_text()
 CPU = torch.device("cpu")
 SMOKE = "--scale smoke --device cpu"
+TINY = "--model gru --vocab 8 --iterations 9 --batch 8 --hidden 8 --embed 8"
 BATTERY = [  # tasks, each with flags
     (Reverse, ""),
     (VariableLength, "--min-length 3"),
@@ -99,7 +112,6 @@ def ends(wanted, words, task=Reverse):
     Returns all that it says. `task` may also be the module `report`.
     """
     report.load.cache_clear()  # a report is usually a process of its own
-    report.verdicts_at.cache_clear()
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["", *shlex.split(words)]),
@@ -295,7 +307,7 @@ def check_released_case(kind, pe, theirs):
     vocab, hidden = theirs["readout_w"].shape
     embedding, tokens = theirs["embedding"], theirs["tokens"]
     length = tokens.shape[1] // 2
-    model = common.Model(kind, pe, vocab, embedding.shape[1], hidden, 2 * length)
+    model = common.Model(common.LAYERS[kind], pe, vocab, embedding.shape[1], hidden, 2 * length)
     model.to(embedding.dtype)
     model.load_state_dict({OURS[name]: theirs[name] for name in OURS.keys() & theirs.keys()})
     tolerance = 2e-5 if kind == "s4d" else 1e-9  # theirs in float32
@@ -460,10 +472,10 @@ def mamba_stack_by_hand(stack, x):
 def test_layers_by_their_equations():
     torch.manual_seed(0)
     check_layer(common.S4D(3, 5, order=6), lambda *given: run_s4d(*given)[0])
-    check_layer(common.Mamba(3, 5), mamba_by_its_recurrence)
+    check_layer(beyond.Mamba(3, 5), mamba_by_its_recurrence)
     check_layer(common.MinGRU(3, 5), mingru_by_its_recurrence)
     words = "--model mamba --blocks 2 --pe none --vocab 9 --embed 3 --hidden 5"
-    check_layer(task_of(words).model().layer, mamba_stack_by_hand)
+    check_layer(task_of(words, beyond.Beyond).model().layer, mamba_stack_by_hand)
 
 
 def test_s4d_begins_as_published():
@@ -1063,7 +1075,6 @@ REFUSED = {  # after --scale smoke
         "--bands 0.51:0.55",
         "--bands 0.5:0.5",
         "--pe counter --embed 3",
-        "--blocks 2",
         "--model mingru --engine fast",
         "--device cuda",
         "--all fig99",
@@ -1074,6 +1085,8 @@ REFUSED = {  # after --scale smoke
         "--held-out 100",
         "--held-out 12 --vocab 2 --length 3",
     ],
+    beyond.Beyond: ["--blocks 2"],
+    Rarity: ["--vocab 8 --meanings 3", "--meanings 16"],
     VariableLength: ["--length 4 --min-length 5", "--encode input"],
     Predecessor: ["--length 1", "--vocab 3"],
     Stability: [
@@ -1096,19 +1109,53 @@ def test_bad_flags_are_refused_before_anything_is_created():
 
 def test_a_folder_of_other_flags_is_refused():
     ends(0, SMOKE)
-    for name in "config.json", "result.json":  # it was edited, or copied
-        path = folder_in() / name
-        whole = path.read_text()
-        other = whole.replace('"lr": 0.001', '"lr": 0.25')
-        path.write_text(other)
+    path = folder_in() / "result.json"
+    whole = path.read_text()
+    (folder_in() / "config.json").write_text("{")  # which is never read
+    for old, new in [  # it was edited, or copied from another trial
+        ('"lr": 0.001', '"lr": 0.25'),
+        ('"bands": "0:1",', ""),
+        ('"bands": ', '"new": 1, "bands": '),
+        ('"task": "reverse"', '"task": "sort"'),
+    ]:
+        path.write_text(whole.replace(old, new))
         refuses(SMOKE)
-        path.write_text(whole.replace('"bands"', '"b"'))  # of a version that had no such flag
-        ends(0, SMOKE)
-    for bad in "[" * 100_000, '{"config": []}':
+    for bad in "[" * 100_000, '{"config": []}', '{"config": {}, "metrics": {}}', "[]":
         path.write_text(bad)
         ends(1, SMOKE)
-    path.write_text(other)
+    path.write_text(whole.replace('"lr": 0.001', '"lr": 0.25'))
     ends(0, f"{SMOKE} --overwrite")
+
+
+def test_a_finished_trial_is_evaluated_again():
+    words = f"{SMOKE} --model gru"
+    refuses(f"{words} --evaluate")
+    ends(0, words)
+    path = folder_in() / "result.json"
+    before = read_json(path)
+    path.write_text(json.dumps(before | {"metrics": {}, "examples": []}))
+    ends(0, f"{words} --evaluate")
+    after = read_json(path)
+    assert after.pop("evaluated")["argv"] == shlex.split(f"{words} --evaluate")
+    for name in before.keys() - {"finished", "peak_memory_bytes"}:
+        assert after[name] == before[name], name
+    assert ends(0, words).count("is finished") == 1
+    (folder_in() / "last.pt").write_bytes(b"damaged")
+    child = child_ends(1, f"{words} --evaluate")
+    assert "no checkpoint of its last iteration" in child
+
+
+def test_code_that_no_commit_has_makes_a_trial_dirty():
+    with mock.patch.object(machine, "git", lambda *words: answers[words[0]]):
+        answers = {"status": "", "ls-files": "suite/none.py\0", "rev-parse": str(HERE)}
+        assert machine.is_dirty() is False, "what is untracked was not imported"
+        assert machine.is_dirty.__module__ == "suite.machine"
+        answers["ls-files"] += "suite/machine.py\0"
+        assert machine.is_dirty() is True
+        answers["ls-files"], answers["status"] = "", " M common.py"
+        assert machine.is_dirty() is True
+        answers["status"] = None
+        assert machine.is_dirty() is None, "there is no git"
 
 
 def test_a_checkpoint_or_a_snapshot_of_another_trial_is_refused():
@@ -1145,7 +1192,6 @@ SCIENCE = [
     "--length 8",
     "--hidden 8",
     "--embed 8",
-    "--model mamba --blocks 2",
     "--pe none",
     "--combine add",
     "--encode input",
@@ -1266,8 +1312,6 @@ def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
     assert {path.parent for path in find_results()} == {done, broken, locked, new}
     assert (done / "result.json").read_bytes() == before, "what is done is skipped"
     assert not (done / "log.txt").exists()
-    said = Path("stdout").read_text()  # a pair, as soon as both have ended
-    assert re.search(r"lstm, K = 8, seed 1: 0\.\d\d without, 0\.\d\d with the clock", said)
     assert all((folder / "log.txt").exists() for folder in (broken, locked, new))
 
 
@@ -1343,166 +1387,174 @@ def test_a_slurm_element_is_the_nth_trial_and_no_shell_reads_what_is_typed():
     assert not (HERE / "c").exists() and not (HERE / "d").exists()
 
 
-# -- Statistics and verdicts
+# -- Statistics, contrasts, claims and tables, held to SciPy's numbers
 def test_welchs_test_is_that_of_textbooks():
     """Their example: t = -2.46, 25.0 degrees of freedom, p = .021"""
     a = "27.5 21.0 19.0 23.6 17.0 17.9 16.9 20.1 21.9 22.6 23.1 19.6 19.0 21.7 21.4"
     b = "27.1 22.0 20.8 23.4 23.4 23.5 25.8 22.0 24.8 20.2 21.9 22.1 22.9 20.5 24.4"
     a, b = (list(map(float, numbers.split())) for numbers in (a, b))
-    found = verdicts.difference([a], [b])
+    found = statistics.estimate([a], [b])
     assert round(found.value / found.error, 3) == -2.455
-    assert round(found.freedom, 3) == 24.989
-    assert round(2 * found.p_below(), 3) == 0.021
+    assert round(found.dof, 3) == 24.989
+    assert round(found.p(), 3) == 0.021
+    for dof, t in (2, 4.302653), (5, 2.570582), (9.3, 2.251082):
+        close(statistics.t_quantile(0.025, dof), t, 1e-5)
+    same = statistics.estimate([[0.1] * 4], [[0.1] * 7])
+    assert same.p() == 1 and same.interval() == (0, 0)
+    assert statistics.estimate([a], [b[:2]]) is None, "too few seeds"
 
 
-def test_each_family_is_corrected_by_itself():
-    """Holm's: the smallest p times how many there are, the next times one less, and so on."""
-    cases = [  # family, p, corrected; of "a" there are four
-        ("a", 0.04, 0.09),  # .04 x 2 is less than the one before
-        ("b", 0.8, 1.6),
-        ("a", 0.03, 0.09),
-        ("", 0.02, 0.02),  # is not primary
-        ("a", 0.01, 0.04),
-        ("b", 0.9, 1.6),
-    ]
-    claims = [verdicts.Verdict("", "", p, p / 2, family) for family, p, _ in cases]
-    claims.append(verdicts.Verdict("", primary="a"))  # has not run, and counts
-    for (_, _, wanted), verdict in zip(cases, verdicts.holm(claims)):
-        close([verdict.p_yes, verdict.p_no], [min(1, wanted), wanted / 2], 1e-12)
+def test_holms_correction():
+    """The smallest p times how many there are, the next times one less, and so on."""
+    found = statistics.holm([0.04, 0.03, 0.01, 1.0])
+    close(found, [0.09, 0.09, 0.04, 1.0], 1e-12)  # .04 x 2 is less than the one before
 
 
 def test_the_papers_bootstrap_is_a_normal_interval_where_that_is_as_good():
     values = np.random.default_rng(7).normal(size=200)
     reach = 1.96 * values.std() / math.sqrt(200)
     wanted = values.mean() - reach, values.mean() + reach
-    close(verdicts.bootstrap_interval(values), wanted, 0.07)
+    close(statistics.bootstrap_interval(values), wanted, 0.07)
 
 
-def make_runs(cells):
-    """Results of [(flags, values of token_accuracy, a seed each)]."""
+def make_results(cells, metric="token accuracy"):
+    """Results of [(flags, values of a metric, a seed each)]; None: not finished."""
     found, rows = [], []
     for flags, values in cells:
         for seed, value in enumerate(values):
             rows.append(flags | {"seed": seed})
-            found.append(verdicts.Result(rows[-1], {"token_accuracy": value}))
-    return verdicts.Results(found, rows)
+            if value is not None:
+                config = {"vocab": 16} | rows[-1]
+                found.append(Result(rows[-1], {}, config=config, values={metric: value}))
+    return Results(found, rows)
 
 
-LOW = [0.50, 0.51, 0.52, 0.48]
-HIGH = [0.69, 0.75, 0.64, 0.80]
-NOISY = [0.4, 0.6, 0.9, 0.2]
-LESS = [0.35, 0.551, 0.852, 0.153]  # by .05 or nearly so than NOISY, in pairs
-NEAR = [0.500, 0.501, 0.502]
-MORE = [0.510, 0.511, 0.512]  # than NEAR, by less than the margin
+NONE = [0.50, 0.51, 0.52, 0.48]
+CONSTANT = [0.53, 0.50, 0.55, 0.51]
+PE = [0.69, 0.75, 0.64, 0.80]
+ARMS = [({"pe": "none"}, NONE), ({"pe": "constant"}, CONSTANT), ({"pe": "sin"}, PE)]
+PE_OVER_NONE, PE_OVER_CONSTANT = "+0.218 [+0.110, +0.325]", "+0.198 [+0.091, +0.304]"
 
 
-def test_verdicts_of_two_groups():
-    cases = [
-        (verdicts.higher, HIGH, LOW, "yes"),
-        (verdicts.higher, LOW, HIGH, "no"),
-        (verdicts.higher, [0.1] * 4, [0.1] * 7, "undecided"),
-        (verdicts.higher, [1.0, 1.0], LOW, "too few trials"),
-        (verdicts.higher, NOISY, LESS, "undecided"),
-        (verdicts.higher_in_pairs, NOISY, LESS, "yes"),
-        (verdicts.above, HIGH, 0.5, "yes"),
-        (verdicts.above, HIGH, 0.9, "no"),
-        (verdicts.no_gain, NEAR, NEAR, 0.02, "yes"),
-        (verdicts.no_gain, MORE, NEAR, 0.02, "no"),
+def lines_of(results, **options):
+    figure = Figure("", {}, **options)
+    table = tables.FigureTable(figure, results, [*figure.metrics, *figure.summaries])
+    found = [*table.describe(), *table.lines(), *table.contrasts()]
+    return [re.sub(" {2,}", "|", line) for line in found]
+
+
+def test_a_table_of_known_data():
+    cells = [({"vocab": K} | flags, values) for K in (4, 8) for flags, values in ARMS]
+    found = make_results([*cells, ({"vocab": 8, "pe": "dup"}, [None, 0.4, 0.6, None])])
+    row = "0.502 ±0.027|0.522 ±0.035|{}|0.720 ±0.111"
+    row += f"|{PE_OVER_NONE}|.006|{PE_OVER_CONSTANT}|.008"
+    assert lines_of(found) == [
+        "token accuracy",
+        "n = 2 to 4",
+        "chance 0.25 to 0.12",
+        "K|no PE|constant|dup|PE|PE - no PE|p|PE - constant|p",
+        f"4|{row.format('-')}",
+        f"8|{row.format('0.500 (n = 2)')}",
     ]
-    for judge, *given, word in cases:
-        assert judge("", *given).word == word, (judge, given)
 
 
-def test_a_gain_is_over_none_and_over_a_control():
-    """The larger p counts, and of the opposite twice the smaller one."""
-    for control, word in (0.4, "yes"), (0.6, "undecided"), (0.7, "no"):
-        cells = []
-        for pe, x in ("none", 0.50), ("constant", control), ("sin", 0.60):
-            cells.append(({"pe": pe}, [x, x + 0.01, x + 0.02]))
-        runs = make_runs(cells)
-        assert verdicts.gain(runs, "").word == word
-    runs.rows.append({})  # it is planned, and a primary claim waits for it
-    assert verdicts.gain(runs, "", primary="a").word == "too few trials"
+def test_contrasts_add_up_cells_and_pair_seeds():
+    high, low = [0.60, 0.70, 0.65, 0.72], [0.55, 0.64, 0.62, 0.65]
+    runs = [({"pe": "none", "budget": x}, values) for x, values in ((2, high), (1, low))]
+    none = dict(pe="none", budget=2), dict(pe="none", budget=1)
+    paired = Contrast("2x - 1x", *none, paired=True)
+    absent = Contrast("3x - 1x", dict(pe="none", budget=3), none[1])
+    found = lines_of(make_results(runs), contrasts=(paired, absent))
+    assert found[-2:] == [
+        "contrast|difference [95% CI]|p",
+        "2x - 1x|+0.052 [+0.025, +0.080]|.009",
+    ]
+    arms = [*ARMS, ({"pe": "dup"}, CONSTANT[::-1])]
+    sums = Contrast("sum", [{"pe": "sin"}, {"pe": "constant"}], [{"pe": "none"}, {"pe": "dup"}])
+    assert (
+        lines_of(make_results(arms), contrasts=(sums,))[-1]
+        == "sum|+0.218 [+0.115, +0.320]|.003"
+    )
 
 
-def test_the_summary_says_how_sure_it_is():
-    """Welch's interval, by SciPy: .1773 to .2227."""
-    low, high = [0.4, 0.41, 0.42], [0.6, 0.61, 0.62]
-    of = "with 95% confidence (3 seeds each)"
-    assert reverse.how_sure(low, high) == f"17.7 to 22.3 points more, {of}"
-    assert reverse.how_sure(high, low) == f"17.7 to 22.3 points fewer, {of}"
-    assert reverse.how_sure(low, low) == f"undecided, between -2.3 and 2.3 points, {of}"
-    assert "too few" in reverse.how_sure(low, high[:2])
+def test_a_metric_that_half_the_trials_lack_hides_nothing():
+    found = make_results(ARMS)
+    for n, result in enumerate(found):
+        result.values["new"] = 0.25 if n % 2 else None
+    both = dict.fromkeys(["token accuracy", "new"])
+    found = lines_of(found, metrics=both)
+    assert found[-4] == "token accuracy" and PE_OVER_NONE in found[-3]
+    assert found[-2:] == ["new", "|".join(["0.250 (n = 2)"] * 3 + ["-"] * 4)]
+
+
+def test_what_a_preregistered_claim_says():
+    """The larger p counts; if PE is below one of the others, twice the smaller one does."""
+    cases = [
+        (PE, "supported"),
+        (CONSTANT, "inconclusive"),
+        ([0.3, 0.31, 0.32, 0.3], "contradicted"),
+    ]
+    for pe, outcome in cases:
+        results = make_results([*ARMS[:2], ({"pe": "sin"}, pe)])
+        claim = Claim("family", "label", "token accuracy", {})
+        *_, row = tables.claims_table([(claim, "#link", results)])
+        assert row.endswith(f"| {outcome} |") and "[label](#link): token accuracy" in row, row
+    # Of three claims, one not finished: Holm takes 3 times the larger p, .0077
+    half = make_results([*ARMS[:2], ({"pe": "sin"}, [*PE[:3], None])])
+    done = make_results(ARMS)
+    claims = [(claim, "", runs) for runs in (half, done, half)]
+    *_, first, second, _ = tables.claims_table(claims)
+    assert second.endswith("| .023 | supported |") and "| 1.000 | inconclusive |" in first
+    for text in PE_OVER_NONE, PE_OVER_CONSTANT, "| 0.720 ±0.111 |":
+        assert text in second
 
 
 def of_vocabularies(accuracies):
-    """Results with the clock, of {K: accuracy}."""
-    return make_runs([({"vocab": K, "pe": "sin"}, [x]) for K, x in accuracies.items()])
+    """Results with PE, of {K: accuracy}."""
+    return make_results([({"vocab": K, "pe": "sin"}, [x]) for K, x in accuracies.items()])
 
 
-def test_the_vocabulary_that_is_handled_by_hand():
+def test_summaries_over_the_vocabulary_by_hand():
     """log2 of the K at which accuracy falls to 95%, by straight lines between neighbours."""
-    cases = [  # accuracy at K = 4, 8, 16
-        (0.96, 1.0, 0.9, 3.5),
-        (1.0, 0.99, 0.96, 4.0),
-        (0.9, 0.99, 0.9, 2.0),
+    cases = [  # accuracy at K = 4, 8, 16; what is on the page
+        (0.96, 1.0, 0.9, 3.5, "11.31"),
+        (1.0, 0.99, 0.96, 4.0, "not within 16 (0 of 1 seeds)"),
+        (0.9, 0.99, 0.9, 2.0, "below 4 (0 of 1 seeds)"),
     ]
-    for a, b, c, wanted in cases:
-        close(verdicts.crossings(of_vocabularies({4: a, 8: b, 16: c})), [wanted], 1e-9)
-    runs = of_vocabularies({4: 0.98, 16: 0.9})
-    close(verdicts.crossings(runs, 0.96), [2.5], 1e-9)
-
-
-def test_the_area_under_accuracy_by_hand():
+    for a, b, c, wanted, text in cases:
+        runs = of_vocabularies({4: a, 8: b, 16: c})
+        close(K95.compute(runs), wanted, 1e-9)
+        assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
+    assert K95.compute(of_vocabularies({4: 0.9, 16: 0.8})) is None, "too far apart"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
-    close(verdicts.areas(runs), [(2 * 0.8 + 0.55) / 3], 1e-9)
+    close(AREA.compute(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
 
 
-def at_the_end(none, sin):
-    """Results of three seeds, around {multiple of the training: mean accuracy}."""
-    spread = np.array([-0.004, 0, 0.004])  # the same everywhere, so that pairs have none
-    cells = []
-    for pe, means in ("none", none), ("sin", sin):
-        for times, mean in means.items():
-            cells.append(({"model": "gru", "pe": pe, "iterations": 100 * times}, mean + spread))
-    return make_runs(cells)
+def test_the_equivalent_budget_by_hand():
+    """No PE has .5 at 1x, .7 at 4x and .8 at 8x: so .6 at 2x."""
+    for pe, wanted, text in [
+        (0.6, 1, "2.000"),
+        (0.75, 2.5, "5.657"),
+        (0.45, 0, "below 1x (0 of 1 seeds)"),
+        (0.85, 3, "not within 8x (0 of 1 seeds)"),
+    ]:
+        cells = []
+        for budget, none, sin in (1, 0.5, pe), (4, 0.7, 0.9), (8, 0.8, 0.9):
+            flags = {"iterations": 100 * budget}
+            cells += [(flags | {"pe": "none"}, [none]), (flags | {"pe": "sin"}, [sin])]
+        runs = make_results(cells)
+        close(BUDGET.compute(runs), wanted, 1e-9)
+        assert text in lines_of(runs, summaries=(BUDGET,))[-1]
 
 
-def test_what_a_claim_at_the_end_of_training_means():
-    ended, ahead = "the clock raises where training ends", "still ahead after 8 times"
-    cases = [  # `none` at 4 and 8 times, the clock at 8; what that means if yes, and if not
-        (0.799, 0.80, 0.90, ended, "undecided"),
-        (0.780, 0.80, 0.90, ahead, "undecided"),
-        (0.780, 0.80, 0.805, ahead, "a speed-up alone"),
-        (0.780, 0.80, 0.77, ahead, "undecided"),
-        (0.960, 0.98, 0.99, "left out", "left out"),
-    ]
-    for before, none, sin, if_yes, if_not in cases:
-        runs = at_the_end({1: 0.5, 4: before, 8: none}, {1: 0.6, 4: 0.7, 8: sin})
-        yes, no = beyond.readings(runs)
-        assert yes.startswith(if_yes) and no.startswith(if_not), (yes, no)
-    claim = verdicts.higher("", LOW, HIGH)._replace(readings=("if yes", "if not"))
-    assert report.sentence(claim).endswith("; read as: if not")
-
-
-def test_what_the_clock_is_worth_in_training():
-    """Without it .5 at 1 time, .7 at 4 and .8 at 8: so .6 at 2 times."""
-    for clock, wanted in (0.6, 1), (0.75, 2.5), (0.45, 0), (0.85, 3):
-        runs = at_the_end({1: 0.5, 4: 0.7, 8: 0.8}, {1: clock, 4: 0.9, 8: 0.9})
-        close(beyond.worths(runs), [wanted] * 3, 1e-9)
-        (line,) = beyond.worth_in_training(runs)
-        assert f" {2**wanted:.2f} [" in line
-
-
-def test_verdicts_on_targets_and_positions_by_hand():
-    """Of Frequent targets among Rare disturbants the first quarter is .30 below, +-.01."""
-    rows, found = [{"model": "lstm", "pe": "none", "seed": seed} for seed in range(3)], []
-    for row, lost in zip(rows, (0.29, 0.30, 0.31)):
-        accuracies = dict.fromkeys(dual_frequency.CONDITIONS, [0.9] * 8)
-        accuracies["frequent/rare"] = [0.9 - lost] * 2 + [0.9] * 6
-        found.append(verdicts.Result(row, {"by_condition": accuracies}))
-    (judged,) = dual_frequency.judge_positions(verdicts.Results(found, rows), "lstm")
-    assert judged.word == "yes" and judged.numbers == "+0.300 [+0.275, +0.325], n = 3"
+def test_metrics_of_targets_and_positions_by_hand():
+    """Of Frequent targets among Rare disturbants the first quarter is .3 below."""
+    accuracies = dict.fromkeys(dual_frequency.CONDITIONS, [0.9] * 8)
+    accuracies["frequent/rare"] = [0.6] * 2 + [0.9] * 6
+    result = Result({}, {"by_condition": accuracies})
+    metrics = dual_frequency.DualFrequency.figures["fig3"].metrics.values()
+    wanted = [0.8625, 0.9, 0.825, 0.9, 0.075, 0, 0.3, -0.1]
+    close([metric(result) for metric in metrics], wanted, 1e-9)
 
 
 # -- report.py, RESULTS.md, README.md, the house
@@ -1511,43 +1563,95 @@ def make_report(words):
         return ends(0, words, report)
 
 
-def test_a_result_that_cannot_be_used_is_named_and_left_out():
-    words = f"'{HERE}/reverse.py' fig2 --scale smoke"
+def train_two():
+    """-> the result file of PE, and what a report says then."""
     for pe in "none", "sin":
         ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
-    path, _ = find_results()
+    (path,) = Path().rglob("gru-sin-*/seed0/result.json")
+    return path, f"'{HERE}/reverse.py' fig2 --scale smoke"
+
+
+def test_a_result_that_cannot_be_used_is_named_and_left_out():
+    path, words = train_two()
     whole, content = path.read_text(), read_json(path)
     accuracy = content["metrics"]["token_accuracy"]
     said = make_report(words)
-    assert "2 of 12" in said and report.short(accuracy) in said
+    assert "2 of 12" in said and tables.short(accuracy) in said
     bad = ["[" * 100_000, "[]", "", "\xff", whole[:-20]]
-    bad += [whole.replace("token_a", "a"), whole.replace('"lr": 0.001', '"lr": 0.25')]
-    for number in "7", "NaN", "1e999", "9" * 5000:
+    bad += [whole.replace('"lr": 0.001', '"lr": 0.25'), whole.replace('"reverse"', '"sort"')]
+    for number in "7", "NaN", "1e999", "9" * 5000, "null", '"0.5"':
         bad.append(whole.replace(f'_accuracy": {accuracy}', f'_accuracy": {number}'))
-    for wrong in {"config": {}}, {"metrics": 3}, {"seconds": None}:
+    for wrong in {"config": {}}, {"metrics": 3}, {"seconds": None}, {"earlier": [3]}:
         bad.append(json.dumps(content | wrong))
     for text in bad:
         path.write_text(text, encoding="latin1")
         said = make_report(words)
         assert "1 of 12" in said and said.count(f"left out: {path}") == 1, text[:80]
+    path.write_text(whole.replace("token_a", "a"))  # it lacks the metric, and counts without
+    assert "2 of 12" in make_report(words)
     path.write_text(whole)
     for name in "text_sha256", "tokens_sha256":  # of two texts: they are not compared
         path.write_text(whole.replace('"config": {', f'"config": {{"{name}": ["a"],'))
         assert "0 of 12" in make_report(words)
 
 
-def test_a_report_tells_local_changes_and_lists_the_trials_of_a_folder():
-    for pe in "none", "sin":
-        ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
-        (path,) = Path().rglob(f"gru-{pe}-*/seed0/result.json")
-        path.write_text(json.dumps(read_json(path) | {"dirty": pe == "none"}))
-    said = make_report(f"'{HERE}/reverse.py' fig2 --scale smoke")
+def test_nothing_that_a_file_says_reaches_a_page_as_it_is():
+    path, words = train_two()
+    hostile = "\x1b[31m<script>|`\ud800"
+    for result in find_results():
+        made = {"device": hostile, "dirty": result == path}
+        result.write_text(json.dumps(read_json(result) | made))
+    said = make_report(words) + ends(0, "runs", report)
+    assert not set("\x1b<>`\ud800") & set(said.replace("```", "").replace("<.001", ""))
     assert "with local changes (1 of 2)" in said
-    accuracy = report.short(read_json(path)["metrics"]["token_accuracy"])
-    said = ends(0, "runs/reverse", report)
-    assert f"{path.parts[-3]}/seed0" in said and f"token accuracy {accuracy}" in said
-    path.write_text('{"config": {}}')
-    assert f"left out: {path}" in ends(0, "runs/reverse", report)
+    lengths = f"{SMOKE} --vocab 8 --model lstm --pe sin --min-length 3 --iterations 9"
+    ends(0, lengths, VariableLength)
+    (path,) = Path().rglob("variable_length/*/*/result.json")
+    content, figure = read_json(path), VariableLength.figures["fig11"]
+    trial = jobs.Trial(task_of(lengths, VariableLength), {"model": "lstm", "pe": "sin"}, [])
+    assert report.make_result(trial, content, figure).lines
+    for bad in None, "1", 10**400, [1]:
+        content["metrics"]["by_length"]["4"] = bad
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            report.make_result(trial, content, figure)
+            raise AssertionError(bad)
+    Path("bench").mkdir()
+    Path("bench/x.json").write_text("[]")
+    lines = report.figure_lines(".", ".")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert not any("bench" in line for line in lines)
+    assert "left out: bench/x.json" in said.getvalue()
+
+
+def test_a_result_of_another_task_enters_no_table():
+    ends(0, f"{SMOKE} --vocab 8 --model gru", Sort)
+    shutil.copytree("runs/sort", "runs/reverse")
+    said = make_report(f"'{HERE}/reverse.py' fig2 --scale smoke")
+    assert "0 of 12" in said and "task sort there, reverse here" in said
+
+
+def test_every_finished_trial_is_a_row_of_trials_csv():
+    path, _ = train_two()
+    rows = list(csv.DictReader(io.StringIO(ends(0, "runs", report))))
+    assert [row["pe"] for row in rows] == ["none", "sin"] and "model" not in rows[0]
+    accuracy = read_json(path)["metrics"]["token_accuracy"]
+    assert float(rows[1]["token_accuracy"]) == accuracy and rows[1]["folder"] == str(
+        path.parent
+    )
+    path.write_text("{}")
+    assert f"left out: {path}" in ends(0, "runs", report)
+
+
+def test_a_users_figure_has_its_table_at_every_scale():
+    rows = dict(model="gru", vocab=8, seed=range(1))
+    mine = Figure(
+        "Mine", {scale: cross(**rows, pe=["none", "sin"]) for scale in ("quick", "smoke")}
+    )
+    with mock.patch.dict(Reverse.figures, mine=mine):
+        for scale in mine.grids:
+            ends(0, f"--scale {scale} --pe sin {TINY}")
+            said = make_report(f"'{HERE}/reverse.py' mine --scale {scale} {TINY}")
+            assert "no PE  PE" in said and "PE - no PE" in said, said
 
 
 def test_a_figure_is_drawn():
@@ -1560,35 +1664,48 @@ def test_a_figure_is_drawn():
 
 
 def test_the_results_page_is_that_of_the_committed_results():
-    Path("results").symlink_to(HERE / "results")
+    Path("results").mkdir()
+    for path in (HERE / "results").iterdir():
+        if path.is_dir():
+            Path("results", path.name).symlink_to(path)
     page = Path("RESULTS.md")
     shutil.copy(HERE / page, page)
     assert not make_report("--write RESULTS.md --out results")
     assert page.read_bytes() == (HERE / page).read_bytes(), "another page"
+    with contextlib.chdir(HERE):
+        rows = ends(0, "results", report)
+        assert rows == Path("results/trials.csv").read_text(), "another trials.csv"
+
+
+def mean_accuracies(results, **flags):
+    """{encoding: mean token accuracy} of the trials with these flags."""
+    found = {}
+    for result in results.where(**flags):
+        found.setdefault(result.flags["pe"], []).append(result.values["token accuracy"])
+    return {pe: np.mean(values) for pe, values in found.items()}
 
 
 def test_the_readmes_table_is_that_of_the_committed_results():
-    _, runs = report.load(Reverse, "fig2-end", "desk", HERE / "results", ())
-    _, lower = report.load(Reverse, "fig2-end-lower", "desk", HERE / "results", ())
+    _, runs = report.load(beyond.Beyond, "fig2-end", "desk", HERE / "results", ())
+    _, lower = report.load(beyond.Beyond, "fig2-end-lower", "desk", HERE / "results", ())
     for model, cell in beyond.CELLS.items():
-        of, longest = runs.where(model=model), cell.iterations * cell.times[-1]
-        values = [of.values(pe=pe, iterations=cell.iterations) for pe in reverse.BOTH]
-        long, mark = of.where(iterations=longest), ""
+        short = mean_accuracies(runs, model=model, iterations=cell.iterations)
+        longest = dict(model=model, iterations=cell.iterations * cell.times[-1])
+        long, mark = mean_accuracies(runs, **longest), ""
         if model == "gru":
-            broken = [np.mean(long.values(pe=pe)) for pe in ("none", "constant")]
-            long, mark = lower, r"\*"
-        values += [long.values(pe=pe) for pe in reverse.WITH_CONSTANT]
+            collapsed, long, mark = long, mean_accuracies(lower), r"\*"
+        values = short["none"], short["sin"], long["none"], long["constant"], long["sin"]
         row = "| {}, K = {} | {:.0%} | **{:.0%}** | {:.0%}@ | {:.0%}@ | **{:.0%}** |"
         row = row.replace("@", mark)
-        assert row.format(model.upper(), cell.vocab, *map(np.mean, values)) in README
-    ends = "ended at {:.0%}, with a constant vector at {:.0%}".format(*broken)
+        assert row.format(model.upper(), cell.vocab, *values) in README
+    ends = "ended at {none:.0%}, with a constant vector at {constant:.0%}".format(**collapsed)
     assert ends in README.replace("\n", " ")
 
 
 def test_the_readmes_example_is_that_of_the_committed_results():
-    _, runs = report.load(Reverse, "fig2", "quick", HERE / "results", ())
-    said = README.replace("\n> ", " ").replace("<br>", " ")
-    assert " ".join(reverse.gain_sentences(runs)) in said
+    words = f"'{HERE}/reverse.py' fig2 --scale quick --brief --out '{HERE}/results'"
+    table = make_report(words).partition("```text\n")[2]
+    assert table.count("\n") == 4 and table in README
 
 
 def test_bench_counts_every_trial_of_the_paper_once():
@@ -1604,7 +1721,8 @@ def test_bench_counts_every_trial_of_the_paper_once():
 
 def find_code(language):
     """README's blocks of code."""
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", README)
+    blocks = re.findall(r"(?ms)^```(\w*)\n(.*?)^```", README)
+    return [code for name, code in blocks if name == language]
 
 
 def test_readme_task_runs():
@@ -1626,7 +1744,7 @@ def test_readme_prints_a_models_answers():
 def test_readme_commands_run():
     """Each is accepted; one trial of reverse.py is trained, at smoke scale."""
     commands = re.findall(r"(?m)^(?:.*&& )?python (.*?)(?:  #.*)?$", "\n".join(find_code("")))
-    tasks = {f"{task.name}.py": task for task in report.TASKS}
+    tasks = {task.script(): task for task in report.TASKS}
     for script, *words in map(shlex.split, commands):
         if script not in tasks:
             assert script in ("report.py", "bench.py", "test_all.py", "echo.py")
@@ -1643,12 +1761,14 @@ def test_readme_commands_run():
 
 FLOORS = """
     common
+    statistics figures
     graphs sweeps fast task machine
-    files progress training verdicts pictures
+    files progress training pictures
     jobs cli
-    beyond reverse dual_frequency variable_length
+    tables
+    reverse dual_frequency variable_length
     sort delayed_add predecessor lm_wikitext lm_shakespeare
-    stability bench
+    stability beyond rarity bench
     report
 """
 
@@ -1706,7 +1826,9 @@ def plain_stability(model, a, b, target):
 def make_case(kind, pe, length=6, target=1, combine="concat"):
     """-> a model in double precision, and a pair of each condition as rows a and b"""
     torch.manual_seed(length)
-    model = common.Model(kind, pe, 10, 8, 11, 2 * length, combine=combine).double()
+    model = common.Model(
+        common.LAYERS[kind], pe, 10, 8, 11, 2 * length, combine=combine
+    ).double()
     a, b = stability.draw_pairs(length, 10, length, target, 1)
     return model, a, b
 
@@ -2052,8 +2174,8 @@ CARD = {  # command: its ways on the card
     "stability.py --train --model lstm": FP32,
     "stability.py --train --model s4d": FP32,
     "reverse.py --model mingru": [*THREE, "--precision bf16"],  # tf32 alone may move these
-    "reverse.py --model mamba": [*THREE, "--precision bf16"],  # three by 0.01 and more
-    "reverse.py --model mamba --blocks 2": [*THREE, "--precision bf16"],
+    "beyond.py --model mamba": [*THREE, "--precision bf16"],  # three by 0.01 and more
+    "beyond.py --model mamba --blocks 2": [*THREE, "--precision bf16"],
     "lm_shakespeare.py --iterations 100 --lr 0.001": FP32,
     "lm_wikitext.py --data data": ["", "--no-graph", "--engine torch"],
 }

@@ -4,7 +4,7 @@
     python variable_length.py --scale desk --all fig11
 
     in   3 1 4 _ _ _ _ _        _ is the command; time runs 1 .. 2L, here with L = 4
-    out  . . . 4 1 3 . .        . is not answered and has no loss
+    out  . . . 4 1 3 . .        . is not scored
 
 Each row draws its length (Appendix B); what a short row leaves over is commands.
 """
@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 import common
 from common import Episode, Refused, distinct_rows, uniform_integers
-from reverse import LARGE, OF_FIG13, SMALL_LSTM, Reverse, judge_vectors
+from reverse import LARGE, OF_FIG13, Reverse, compare_vectors
 from suite import cli
-from suite.task import BOTH, BOTH_METRICS, WITH_DUP, Flag, cross
-from suite.verdicts import gain, name_of
+from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_of
+from suite.task import Flag
 
 
 class VariableLength(Reverse):
@@ -88,7 +88,9 @@ class VariableLength(Reverse):
         return metrics | {"by_length": by_length}
 
 
-# -- Figs. 11 and 14; desk's lengths are 16 to 32, of a smaller model
+# -- Figs. 11 and 14; desk's lengths are 16 to 32, with a smaller model
+SMALL = dict(length=32, hidden=64, embed=64, lr=2e-2, vocab=16)
+SMALL_LSTM = dict(model="lstm", iterations=3000, **SMALL)
 FIG11 = {
     "paper": cross(pe=BOTH, **LARGE, min_length=32),
     "desk": cross(**SMALL_LSTM, pe=WITH_DUP, min_length=16),
@@ -104,17 +106,15 @@ def by_length(result):
     yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
-@VariableLength.figure(
-    "fig11", "Varying length", FIG11, metrics=BOTH_METRICS, x="input length", curves=by_length
+VariableLength.figures["fig11"] = Figure(
+    "Variable length", FIG11, WITH_EDITS, x="input length", curves=by_length
 )
-def fig11(runs):
-    yield gain(runs, "The clock helps an LSTM although the length varies.")
-
-
-@VariableLength.figure("fig14", "Other encodings, varying length", FIG14, x="pe")
-def fig14(runs):
-    yield from judge_vectors(runs)
-
+VariableLength.figures["fig14"] = Figure(
+    "Other encodings, variable length",
+    FIG14,
+    contrasts=(*compare_vectors("dup"),),
+    x="pe",
+)
 
 if __name__ == "__main__":
     raise SystemExit(cli.main(VariableLength))

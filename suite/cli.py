@@ -19,7 +19,8 @@ from pathlib import Path
 import common
 from common import Refused
 from suite import files, jobs, machine, training
-from suite.task import MOST, SCALES, Flag, cross
+from suite.figures import cross
+from suite.task import MOST, SCALES, Flag
 
 
 def parse_seeds(text):
@@ -51,7 +52,6 @@ FLAGS = [
     ),
     Flag("hidden", 512, "size of the layer's state", int, least=1),
     Flag("embed", 512, "size of the embedding, and of the encoding", int, least=1),
-    Flag("blocks", 1, "mamba's; 2 or more have norms and residual paths", int, least=1),
     Flag("iterations", 300_000, "batches to train on", int, least=1),
     Flag("batch", 512, "sequences per iteration", int, least=1),
     Flag("lr", 1e-3, "peak of the learning rate", float),
@@ -93,6 +93,7 @@ FLAGS = [
 PLUMBING = [
     Flag("out", "runs", "folder of all trials"),
     Flag("overwrite", False, "delete the trial's folder and start anew", bool),
+    Flag("evaluate", False, "evaluate a finished trial again, from last.pt", bool),
     Flag("save_every", 5000, "iterations between checkpoints", int, least=1),
     Flag(
         "snapshot_every",
@@ -348,7 +349,9 @@ def run_many(kind, args, given, trials):
         figure = [args.all] if args.all else []
         left_out = NOT_CARRIED | {"overwrite"}
         words = as_words({k: v for k, v in given.items() if k not in left_out})
-        subprocess.run([sys.executable, report, script, *figure, *words], check=False)
+        subprocess.run(
+            [sys.executable, report, script, *figure, *words, "--brief"], check=False
+        )
     return code
 
 

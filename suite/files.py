@@ -55,13 +55,10 @@ def naming(path):
         raise End(FAILED, f"{path} cannot be read: {error!r}") from None
 
 
-def read_json(path, *parts):
-    """None where there is no such file; it has to have these parts, and `config`."""
+def read_json(path):
+    """None where there is no such file."""
     with naming(path), contextlib.suppress(FileNotFoundError):
-        content = json.loads(path.read_text())
-        for part in ("config", *parts):
-            content[part].items()
-        return content
+        return json.loads(path.read_text())
 
 
 def save(path, content, keep=None):
@@ -102,35 +99,51 @@ def clear(folder):
     shutil.rmtree(folder / "snapshots", ignore_errors=True)
 
 
-def compare_flags(before, config):
-    """How flags that a file and a trial both have differ, in words; or None."""
-    differ = [k for k in sorted(before.keys() & config.keys()) if before[k] != config[k]]
-    what = ", ".join(f"{k} {before[k]} there, {config[k]} here" for k in differ)
+def fingerprints(config):
+    """The hashes of a language model's text, which a report does not know."""
+    return {name: x for name, x in config.items() if name.endswith("_sha256")}
+
+
+def compare_flags(theirs, ours):
+    """How the flags of a file and of a trial differ, in words; or None."""
+    unknown = fingerprints(theirs).keys() - ours.keys()
+    names = sorted((theirs.keys() | ours.keys()) - unknown)
+    differ = [name for name in names if theirs.get(name) != ours.get(name)]
+    what = ", ".join(f"{k} {theirs.get(k)} there, {ours.get(k)} here" for k in differ)
     return f"was made with other flags or another text: {what}" if differ else None
 
 
-def require_same_flags(path, before, config):
+def compare_trial(content, task):
+    """How the task and the flags in a file differ from a trial's."""
+    theirs = content["config"] | {"task": content["task"]}
+    return compare_flags(theirs, task.config | {"task": task.name})
+
+
+def require_same(path, what):
     """Refuse a file that was edited, or copied from another trial."""
-    if what := compare_flags(before, config):
+    if what:
         raise Refused(f"{path} {what} (--overwrite starts anew)")
 
 
 def is_finished(task):
     """Whether there is a result to keep."""
-    if task.args.overwrite:
+    if task.args.overwrite or task.args.evaluate:
         return False
-    for name in ("config.json", task.file):
-        if content := read_json(task.folder / name):
-            # Older stability.json have --pairs and --target beside their config
-            require_same_flags(task.folder, content | content["config"], task.config)
-    return (task.folder / task.file).exists()
+    path = task.folder / task.file
+    content = read_json(path)
+    if content is None:
+        return False
+    with naming(path):
+        what = compare_trial(content, task)
+    require_same(path, what)
+    return True
 
 
 def show(task):
     """Print the metrics -> 0."""
     print(f"{task.folder} is finished")
     path = task.folder / "result.json"
-    result = read_json(path, "metrics")
+    result = read_json(path)
     with naming(path):
         for example in result.get("examples", []):
             show_example(**example)

@@ -16,7 +16,7 @@ from common import Refused
 from suite import files, machine
 from suite.files import FAILED, STOPPED, End
 from suite.progress import LiveLine, say_left
-from suite.task import BOTH, Task
+from suite.task import Task
 
 
 class Trial(NamedTuple):
@@ -36,9 +36,8 @@ class Jobs:
 
     def __init__(self, script, trials, at_once, cards):
         self.script, self.trials, self.at_once = script, trials, at_once
-        self.ended = [trial for trial in trials if is_finished(trial.task)]
-        self.waiting = [trial for trial in trials if trial not in self.ended]
-        self.before = len(self.ended)
+        self.waiting = [trial for trial in trials if not is_finished(trial.task)]
+        self.before = len(trials) - len(self.waiting)
         # {process: (its Trial, its card, how far it was)}
         self.running, self.codes = {}, []
         # A card for every job at once, counted round; None: as this process sees them
@@ -85,9 +84,6 @@ class Jobs:
         self.line.clear()
         if process.returncode or not self.line.live:
             say_end(trial, process.returncode)
-        if process.returncode == 0:
-            self.ended.append(trial)
-            say_pair(trial, self.ended)
         if not self.line.live:
             print(self.say_progress())
 
@@ -120,21 +116,6 @@ def read_log(folder):
     with contextlib.suppress(OSError):
         return (folder / "log.txt").read_text(errors="replace").splitlines()
     return []
-
-
-def say_pair(trial, ended):
-    """What a trial and its twin, with the clock or without, had."""
-    args, accuracies = trial.task.args, {}
-    for twin in ended:
-        pe = twin.row.get("pe")
-        if twin.row == trial.row | {"pe": pe}:
-            with contextlib.suppress(Exception):  # report.py names a file without a number
-                result = files.read_json(twin.folder / "result.json")
-                accuracies[pe] = float(result["metrics"]["token_accuracy"])
-    if args.pe in BOTH and accuracies.keys() >= set(BOTH):
-        none, sin = (accuracies[pe] for pe in BOTH)
-        what = f"{args.model}, K = {args.vocab}, seed {args.seed}"
-        print(f"{what}: {none:.2f} without, {sin:.2f} with the clock")
 
 
 def is_finished(task):

@@ -142,6 +142,19 @@ def git(*words):
     return done.stdout.strip()
 
 
+def is_dirty():
+    """Whether a tracked file has changed, or a module that was imported is not tracked."""
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    if changes is None:
+        return None
+    untracked = git("ls-files", "--others", "--exclude-standard", "-z", ":/", "--full-name")
+    root, environment = Path(git("rev-parse", "--show-toplevel")), Path(sys.prefix)
+    modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    imported = {Path(file).resolve() for file in modules if file}
+    unknown = {(root / file).resolve() for file in untracked.split("\0")} & imported
+    return changes != "" or any(not file.is_relative_to(environment) for file in unknown)
+
+
 def device_name(device):
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -152,11 +165,10 @@ def device_name(device):
 
 def provenance(argv, engine, device):
     """What is recorded of a process that trains or evaluates."""
-    changes = git("status", "--porcelain", "--untracked-files=no")
     return {
         "argv": argv,
         "commit": git("rev-parse", "HEAD"),
-        "dirty": None if changes is None else changes != "",
+        "dirty": is_dirty(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -10,7 +10,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from suite.verdicts import HANDLED, bootstrap_interval, name_of, number
+from suite.figures import name_of
+from suite.statistics import bootstrap_interval
 
 # Colours that colour-blind readers can tell apart, always the same for an encoding
 STYLES = {
@@ -33,15 +34,16 @@ OTHERS = [  # of encodings that a user adds
     ("#661100", "H"),
 ]
 NAMES = {
-    "constant": "constant: one fixed vector",
-    "dup": "dup: the embedding twice",
-    "sin": "sin: the clock",
+    "none": "no PE",
+    "sin": "sinusoidal PE",
+    "constant": "constant control",
+    "dup": "duplicated embedding",
 }
 LABELS = {
     "vocab": "vocabulary size K",
     "pe": "encoding",
-    "accuracy": "token accuracy",
 }
+LIMIT = 0.95  # the paper's, drawn as a thin line
 THIN = dict(color="#666666", linewidth=0.7)
 LOOKS = {
     "font.size": 8,
@@ -69,14 +71,15 @@ def points_of(figure, runs):
     """Yields (result, title of a panel, its metric, line, {x: y})."""
     if figure.curves:
         for result in runs:
-            for title, line, points in figure.curves(result):
+            for title, line, points in result.lines:
                 yield result, title, figure.y, line, points
         return
-    for name, metric in figure.metrics.items():
+    for name in figure.metrics:
         for result in runs:
             flags = result.flags
-            points = {x_of(figure, flags): number(result, metric)}
-            yield result, name_of(flags.get("model", "")), name, flags["pe"], points
+            if result.values[name] is not None:
+                points = {x_of(figure, flags): result.values[name]}
+                yield result, name_of(flags.get("model", "")), name, flags["pe"], points
 
 
 def panels_of(figure, runs):
@@ -92,7 +95,7 @@ def panels_of(figure, runs):
 
 def label_of(metric, runs):
     """What stands beside an axis."""
-    if metric == "edits":
+    if metric == "edit distance":
         lengths = sorted({result.config["length"] for result in runs})
         return f"edit distance\n(of {' or '.join(map(str, lengths))}; lower is better)"
     return LABELS.get(metric, metric)
@@ -165,10 +168,10 @@ def draw_panel(axis, figure, metric, lines, styles, vocabs):
 
 
 def draw_limits(axis, vocabs, over_vocabularies):
-    """Thin lines: what guessing reaches, and over vocabularies what the text calls handled."""
-    guessing = dict(label="guessing, 1/K", linestyle=":", **THIN)
+    """Thin lines: what guessing reaches, and over vocabularies 95%."""
+    guessing = dict(label="chance, 1/K", linestyle=":", **THIN)
     if over_vocabularies:
-        axis.axhline(HANDLED, label=f"{HANDLED:.0%}", linestyle="--", **THIN)
+        axis.axhline(LIMIT, label=f"{LIMIT:.0%}", linestyle="--", **THIN)
         axis.plot(sorted(vocabs), [1 / vocab for vocab in sorted(vocabs)], **guessing)
     elif len(vocabs) == 1:
         axis.axhline(1 / min(vocabs), **guessing)

@@ -1,7 +1,6 @@
-"""What a script provides: a subclass of `Task`, and its figures. README.md has an example."""
+"""What a script provides: a subclass of `Task`. README.md has an example."""
 
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,10 +11,6 @@ import torch
 import common
 
 MOST = 2**31 - 1  # larger numbers overflow
-BOTH = ["none", "sin"]
-WITH_CONSTANT = ["none", "constant", "sin"]
-WITH_DUP = ["none", "dup", "sin"]
-WITH_CONTROLS = ["none", "constant", "dup", "sin"]
 SMOKE = dict(
     iterations=20,
     batch=8,
@@ -34,13 +29,6 @@ SCALES = {
 }
 
 
-def cross(**flags):
-    """All combinations: cross(model="lstm", vocab=[256, 512]) is ten trials, five of each."""
-    flags.setdefault("seed", range(5))  # the paper's five
-    choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
-    return [dict(zip(flags, values)) for values in itertools.product(*choices)]
-
-
 class Flag(NamedTuple):
     """A flag of the command line: `min_length` is --min-length there."""
 
@@ -55,37 +43,12 @@ class Flag(NamedTuple):
     wanted: str = ""  # what would be right, where `type` is a function
 
 
-ACCURACY = {"accuracy": "token_accuracy"}
-BOTH_METRICS = ACCURACY | {"edits": "damerau_levenshtein"}
-
-
-def say_nothing(results):
-    return []
-
-
-class Figure(NamedTuple):
-    """Trials, and what is told of them: a table and a picture of metrics, and verdicts.
-
-    The picture has each metric over the flag x, a line for each encoding; or else `curves`.
-    """
-
-    title: str
-    grids: dict  # scale -> [{flag: value}, ...], a row per trial
-    verdicts: Callable = say_nothing  # of verdicts.Results: yields verdicts.Verdict
-    metrics: dict = ACCURACY  # name -> one of a trial's metrics, or a function
-    x: str | tuple = "vocab"  # a flag or flags; with `curves` what stands at the axis
-    curves: Callable | None = None  # of a verdicts.Result: yields (panel, line, {x: y})
-    y: str = "token accuracy"  # of the curves
-    notes: Callable = say_nothing  # of verdicts.Results: yields lines below the table
-    picture: bool = True
-
-
 class Task:
     """A subclass has a name and scales, and says what it draws and asks."""
 
     name = ""  # the folder of its trials
     scales = {}  # scale -> its defaults, where they differ from the paper's
-    figures: dict  # name -> Figure, see `figure`
+    figures: dict  # name -> figures.Figure
     flags = ()  # its own Flags
     without = ()  # names of shared flags that mean nothing here
     folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> word before its value
@@ -105,16 +68,6 @@ class Task:
     def script(cls):
         """The file's name, such as reverse.py; several scripts may share a `name`."""
         return Path(sys.modules[cls.__module__].__file__).name
-
-    @classmethod
-    def figure(cls, name, title, grids, **options):
-        """A decorator for the generator of a figure's verdicts: adds the figure."""
-
-        def add(verdicts):
-            cls.figures[name] = Figure(title, grids, verdicts, **options)
-            return verdicts
-
-        return add
 
     @classmethod
     def defaults(cls, args):
@@ -137,8 +90,6 @@ class Task:
         a = self.args
         if a.warmup > a.iterations:
             raise common.Refused(f"--warmup {a.warmup} is above --iterations {a.iterations}")
-        if a.blocks > 1 and a.model != "mamba":
-            raise common.Refused(f"--blocks is for --model mamba, not {a.model}")
         # Made once, which refuses what does not fit
         common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
 
@@ -171,16 +122,19 @@ class Task:
             bands=tuple(map(float, a.bands.split(":"))),
         )
 
+    def layer(self):
+        """layer(inputs, hidden) makes the model's layer."""
+        return common.LAYERS[self.args.model]
+
     def model(self):
         a = self.args
         return common.Model(
-            a.model,
+            self.layer(),
             a.pe,
             a.vocab,
             a.embed,
             a.hidden,
             self.positions(),
-            layer_options=dict(blocks=a.blocks) if a.model == "mamba" else None,
             **self.encoding_options(),
         )
 
@@ -255,4 +209,4 @@ class Task:
 
     def summarise(self, metrics, right):
         """What is kept of the metrics; `right`, (N, M): is each answer right?"""
-        return metrics
+        return metrics | {"accuracy_by_position": right.mean(0).tolist()}

@@ -13,11 +13,10 @@ import time
 import torch
 
 import common
+from common import Refused
 from suite import files, graphs, machine
-from suite.files import NOT_FINITE, End
+from suite.files import FAILED, NOT_FINITE, End
 from suite.progress import LiveLine, say_left
-
-FOR_A_GPU = "this size is for a GPU"
 
 
 def train(task, argv, stop):
@@ -29,14 +28,23 @@ def train(task, argv, stop):
     machine.prepare(engine, device, task.args.hidden)
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
+    if task.args.evaluate:
+        require_files(task.folder, task.file, "last.pt")
     task.build(device)
     training = Training(task, argv, device, engine)
     with files.lock(task.folder):
         training.begin()
-        with stop.between_iterations():
-            loop(training, stop)
+        if not task.args.evaluate:
+            with stop.between_iterations():
+                loop(training, stop)
         training.conclude()
     return files.show(task)
+
+
+def require_files(folder, *names):
+    for name in names:
+        if not (folder / name).exists():
+            raise Refused(f"--evaluate: {folder} has no {name}; it is for finished trials")
 
 
 def loop(training, stop):
@@ -93,7 +101,6 @@ class Training:
         if device.type == "cuda":
             self.generators.append(torch.cuda)
         self.rng_states = []
-        self.advice = ""  # in the live line, beside the time that is left
         self.earlier = []  # the records of the processes that trained a part of it
         self.record = {
             "task": task.name,
@@ -145,11 +152,9 @@ class Training:
             files.clear(self.folder)
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
-        parameters = self.record["parameters"]
-        print(f"{self.folder}\n{parameters:,} parameters, {self.record['device']}")
-        if self.device.type == "cpu" and parameters > 10**6:
-            print(f"{FOR_A_GPU}; --help lists smaller scales")
-            self.advice = f"; {FOR_A_GPU}"
+        print(
+            f"{self.folder}\n{self.record['parameters']:,} parameters, {self.record['device']}"
+        )
         print(f"from iteration {self.iteration} on")
         self.make_step()
         for source, state in zip(self.generators, self.rng_states):
@@ -168,9 +173,7 @@ class Training:
 
     def resume(self, path):
         saved = files.load(path, self.device)
-        before = saved["processes"][-1]
-        theirs = before["config"] | {"task": before["task"]}
-        files.require_same_flags(path, theirs, self.task.config | {"task": self.task.name})
+        files.require_same(path, files.compare_trial(saved["processes"][-1], self.task))
         self.model.load_state_dict(saved["model"])
         # Our options stay: theirs hold another rate tensor, perhaps on another device
         options = self.optimizer.param_groups
@@ -232,7 +235,7 @@ class Training:
         if not live:
             means = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
             return f"iteration {i}/{iterations}  {means}  {left}"
-        far = f"{i / iterations:.0%}  {left}{self.advice}"  # first: a terminal may be narrow
+        far = f"{i / iterations:.0%}  {left}"  # first: a terminal may be narrow
         means = f"accuracy {accuracy:.2f}  loss {loss:.3f}"
         done = f"{i:,} of {iterations:,}, {i / self.seconds:.3g}/s"
         return f"{self.task.describe()}  {far}  {means}  {done}"
@@ -244,10 +247,16 @@ class Training:
 
     def conclude(self):
         """Evaluate and write result.json; the checkpoint before the last is of no more use."""
+        if self.iteration < self.args.iterations:  # --evaluate, and last.pt was damaged
+            raise End(FAILED, f"{self.folder} has no checkpoint of its last iteration")
         self.write_curve()
         self.model.eval()
-        result = self.record | {
-            "earlier": self.earlier,
+        record, earlier = self.record, self.earlier
+        if self.args.evaluate:  # the provenance stays that of the training
+            *earlier, trained = self.earlier
+            record = trained | {"evaluated": self.record}
+        result = record | {
+            "earlier": earlier,
             "metrics": self.task.evaluate(self.model, self.engine),
             "examples": self.task.examples(self.model, self.engine),
             "iterations": self.iteration,
