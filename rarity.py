@@ -11,12 +11,25 @@ token is, and M how much has to be remembered of it. With M = K this is reverse.
 its trials are reverse.py's.
 """
 
+import itertools
+import math
+
 from torch import nn
 
 from common import Refused
 from reverse import Reverse
 from suite import cli
-from suite.figures import WITH_CONSTANT, Figure, cross
+from suite.figures import (
+    ACCURACY,
+    BOTH,
+    ENCODING_NAMES,
+    WITH_CONSTANT,
+    Claim,
+    Contrast,
+    Figure,
+    cross,
+    name_of,
+)
 from suite.task import Flag
 
 
@@ -52,23 +65,76 @@ class Rarity(Reverse):
         return episode._replace(targets=episode.targets % self.meanings)
 
 
+MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M; K = 256
+S4D = dict(iterations=10_000, lr=1e-2)
+
+
 def rarity_at_desk():
-    """K = 256 codes with M answers, and the committed trials of reverse.py at K = M and 256."""
-    shared = dict(pe=WITH_CONSTANT, length=32)
-    s4d = dict(model="s4d", iterations=10_000, lr=1e-2)
-    new, committed = range(17, 23), range(5, 14)
-    return (
-        cross(**s4d, vocab=256, meanings=16, **shared, seed=new)
-        + cross(model="lstm", vocab=256, meanings=16, **shared, seed=new)
-        + cross(model="gru", vocab=256, meanings=8, **shared, seed=new)
-        + cross(**s4d, vocab=[16, 256], **shared, seed=committed)
-        + cross(model="lstm", vocab=[16, 256], **shared, seed=committed)
-        + cross(model="gru", vocab=8, **shared, seed=committed)
+    """256 codes with M answers, and the committed trials of reverse.py at K = M and 256."""
+    new, committed = [], []
+    for model, M in MEANINGS.items():
+        flags = dict(model=model, **(S4D if model == "s4d" else {}))
+        flags |= dict(pe=WITH_CONSTANT, length=32)
+        new += cross(**flags, vocab=256, meanings=M, seed=range(17, 23))
+        vocabs = [M] if model == "gru" else [M, 256]
+        committed += cross(**flags, vocab=vocabs, seed=range(5, 14))
+    return new + committed
+
+
+def log_error(result):
+    """An error of zero counts as half an answer of the test."""
+    answers = result.config["held_out"] * result.config["length"]
+    return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / answers))
+
+
+def compare_codes(model, measure=""):
+    """The two claims, with M answers in both terms: (R1) codes are harder without PE; (R2) PE
+    gains more."""
+    M = MEANINGS[model]
+    plain = dict(model=model, vocab=M, meanings=None)
+    codes = dict(model=model, vocab=256, meanings=M)
+    none, sin = dict(pe="none"), dict(pe="sin")
+    name = f"{name_of(model)}{measure and ', '}{measure}"
+    yield Contrast(
+        f"{name}: R1, no PE, K = {M} - 256 codes", plain | none, codes | none, measure=measure
+    )
+    yield Contrast(
+        f"{name}: R2, PE's gain, 256 codes - K = {M}",
+        [codes | sin, plain | none],
+        [codes | none, plain | sin],
+        measure=measure,
     )
 
 
+def compare_sizes():
+    """What the fall in accuracy from K = 16 to 256 consists of."""
+    for model, pe in itertools.product(["s4d", "lstm"], BOTH):
+        small = dict(model=model, pe=pe, vocab=16, meanings=None)
+        codes, large = small | dict(vocab=256, meanings=16), small | dict(vocab=256)
+        name = f"{name_of(model)}, {ENCODING_NAMES[pe]}:"
+        if pe == "sin":  # without PE it is R1
+            yield Contrast(f"{name} K = 16 - 256 codes", small, codes)
+        yield Contrast(f"{name} K = 16 - K = 256", small, large)
+
+
+def all_contrasts():
+    for measure, model in itertools.product(["", "log error"], MEANINGS):
+        yield from compare_codes(model, measure)
+    yield from compare_sizes()
+
+
+FAMILY = "Vocabulary size or rarity"
 Rarity.figures["rarity"] = Figure(
-    "Vocabulary size or rarity", {"desk": rarity_at_desk()}, x=("pe", "vocab", "meanings")
+    FAMILY,
+    {"desk": rarity_at_desk()},
+    metrics=ACCURACY | {"log error": log_error},
+    contrasts=(*all_contrasts(),),
+    claims=tuple(
+        Claim(FAMILY, contrast.label, "token accuracy", dict(model=model), (contrast,))
+        for model in MEANINGS
+        for contrast in compare_codes(model)
+    ),
+    x=("pe", "vocab", "meanings"),
 )
 
 if __name__ == "__main__":

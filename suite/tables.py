@@ -189,7 +189,7 @@ class FigureTable:
 
     def contrasts(self):
         """A row for each of the figure's own contrasts, in every cell that it leaves open."""
-        rows = [["contrast", "difference [95% CI]", "p"]]
+        rows = []
         for contrast in self.figure.contrasts:
             measure = contrast.measure or self.measures[0]
             numbers, plan = points(self.results, measure), planned(self.results, measure)
@@ -200,7 +200,7 @@ class FigureTable:
                     of_cell = [(row, x) for row, x in numbers if has(row, cell)]
                     label = ", ".join([contrast.label, *words])
                     rows.append([label, *contrast_words(contrast, of_cell)])
-        if len(rows) > 1:
+        if rows:
             yield from align(rows)
 
 
@@ -212,11 +212,14 @@ def claims_table(claims):
     """Markdown lines of [(Claim, link to its figure, Results)], Holm-corrected by family."""
     for family in dict.fromkeys(claim.family for claim, _, _ in claims):
         judged = [Judged(*row) for row in claims if row[0].family == family]
-        yield f"\n**{family}** ({len(judged)} claims)\n"
+        yield f"**{family}** ({len(judged)} claims)\n"
         yield CLAIMS_HEADER
         yield "|" + " --- |" * CLAIMS_HEADER.count(" |")
+        missing = sum(claim.missing for claim in judged)
         for claim, p in zip(judged, zip(*map(holm, zip(*(claim.p for claim in judged))))):
-            yield f"| {' | '.join([*claim.words(), *outcome(*p)])} |"
+            verdict = ["-", f"{missing} trials missing"] if missing else outcome(*p)
+            yield f"| {' | '.join([*claim.words(), *verdict])} |"
+        yield ""
 
 
 class Judged:
@@ -227,26 +230,26 @@ class Judged:
         self.numbers = points(cell, claim.measure)
         self.contrasts = claim.contrasts or default_contrasts(cell.rows)
         self.estimates = [evaluate(c, self.numbers) for c in self.contrasts]
-        self.p = 1.0, 1.0
-        if len(cell) == len(cell.rows):  # no claim is judged on a part of its trials
-            self.p = all_above(self.estimates)
+        self.missing = len(cell.rows) - len(cell)
+        self.p = (1.0, 1.0) if self.missing else all_above(self.estimates)
 
     def words(self):
         """What is claimed, the means of no PE, control and PE, and the differences."""
-        first, last = self.contrasts[0], self.contrasts[-1]
-        arms = [sample(self.numbers, side) for side in (first.low, last.low, first.high)]
-        means = [mean_text([*arm.values()], self.claim.measure, len(arm)) for arm in arms]
-        differences = [
-            f"{contrast.label} {difference_text(found)}" if found else "-"
-            for contrast, found in zip(self.contrasts, self.estimates)
-        ]
+        first, last, means = self.contrasts[0], self.contrasts[-1], ["-"] * 3
+        if not self.claim.contrasts:
+            arms = [sample(self.numbers, side) for side in (first.low, last.low, first.high)]
+            means = [mean_text([*arm.values()], self.claim.measure, len(arm)) for arm in arms]
+        differences = [difference_text(found) if found else "-" for found in self.estimates]
+        if not self.claim.contrasts:
+            labels = [contrast.label for contrast in self.contrasts]
+            differences = map(" ".join, zip(labels, differences))
         measure = getattr(self.claim.measure, "label", self.claim.measure)
         label = f"[{self.claim.label}]({self.link}): {measure}"
         return [label, *means, "<br>".join(differences)]
 
 
 def outcome(p_above, p_below):
-    """The two-sided p, and what it means."""
+    """The corrected two-sided p, and what it means."""
     word = "inconclusive"
     if p_below <= LEVEL:
         word = "contradicted"
