@@ -19,14 +19,14 @@ from torch import nn
 import common
 from common import Refused, select, span
 from delayed_add import which_encoding
-from reverse import OF_FIG13, Reverse, compare_vectors, cross_models, fig2_at_desk
+from reverse import AT_DESK, OF_FIG13, Reverse, compare_vectors, cross_models
 from suite import cli
 from suite.figures import (
     AREA,
     BOTH,
     BUDGET,
-    K80,
     K95,
+    OVER_K,
     WITH_CONSTANT,
     WITH_CONTROLS,
     WITH_EDITS,
@@ -174,14 +174,10 @@ Beyond.figures["fig2-early"] = Figure(
 END = "More training and larger vocabularies again"
 Beyond.figures["fig2-more"] = Figure(
     "Reverse ordering, seeds 11 to 13",
-    {"desk": fig2_at_desk(range(11, 14))},
-    claims=(
-        Claim(END, "GRU", AREA, dict(model="gru")),
-        Claim(END, "LSTM", AREA, dict(model="lstm")),
-        Claim(END, "S4D", AREA, dict(model="s4d")),
-    ),
+    {"desk": cross_models(**AT_DESK, seed=range(11, 14))},
+    claims=tuple(Claim(END, AREA, dict(model=model)) for model in ("gru", "lstm", "s4d")),
     metrics=WITH_EDITS,
-    summaries=(AREA, K95, K80),
+    summaries=OVER_K,
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
@@ -236,9 +232,8 @@ def train_to_the_end():
 
 def claims_at_the_end():
     for model, cell in CELLS.items():
-        longest = dict(model=model, iterations=cell.iterations * cell.times[-1])
-        label = f"{model.upper()}, K = {cell.vocab}, {cell.times[-1]}x training budget"
-        yield Claim(END, label, "token accuracy", longest)
+        longest = dict(vocab=cell.vocab, iterations=cell.iterations * cell.times[-1])
+        yield Claim(END, "token accuracy", dict(model=model) | longest)
 
 
 def last_gains():

@@ -94,7 +94,7 @@ def compare_codes(model, measure=""):
     plain = dict(model=model, vocab=M, meanings=None)
     codes = dict(model=model, vocab=256, meanings=M)
     none, sin = dict(pe="none"), dict(pe="sin")
-    name = f"{name_of(model)}{measure and ', '}{measure}"
+    name = f"{name_of(model)} {measure}".strip()
     yield Contrast(
         f"{name}: R1, no PE, K = {M} - 256 codes", plain | none, codes | none, measure=measure
     )
@@ -130,7 +130,7 @@ Rarity.figures["rarity"] = Figure(
     metrics=ACCURACY | {"log error": log_error},
     contrasts=(*all_contrasts(),),
     claims=tuple(
-        Claim(FAMILY, contrast.label, "token accuracy", dict(model=model), (contrast,))
+        Claim(FAMILY, "token accuracy", dict(model=model), contrast)
         for model in MEANINGS
         for contrast in compare_codes(model)
     ),

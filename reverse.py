@@ -1,5 +1,5 @@
-"""Reverse ordering (Figs. 2, 12, 13): read L integers, then, prompted by L commands, output
-them in reverse order.
+"""Reverse ordering (Figs. 2, 12, 13): read L integers, then, at L commands, output them in
+reverse order.
 
     python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # a cell of Fig. 2, one seed
     python reverse.py --list fig2                                   # the commands of its trials
@@ -8,19 +8,17 @@ them in reverse order.
     in   3 1 4 _ _ _        _ is the command; time runs 1 .. 2L without a break
     out  . . . 4 1 3        . is not scored
 
-The paper's claim, tested by Fig. 2: with sinusoidal positional encoding (PE, --pe sin), a GRU,
-an LSTM and S4D "can handle a larger vocabulary". The model is Model in common.py, the training
-loop is `loop` in suite/training.py.
+The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an LSTM and S4D
+"can handle a larger vocabulary". The model is in common.py, the loop in suite/training.py.
 """
 
 import common
 from common import Episode, distinct_rows, uniform_integers
 from suite import cli
 from suite.figures import (
-    AREA,
     BOTH,
-    K80,
     K95,
+    OVER_K,
     WITH_CONSTANT,
     WITH_CONTROLS,
     WITH_DUP,
@@ -65,39 +63,31 @@ class Reverse(Task):
 # -- Fig. 2: a larger vocabulary. vocab is K and length is L; other flags are the scale's
 def cross_models(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     """Desk's grid: the GRU's K in `gru_vocab`, the other models' in `vocab`."""
-    s4d = dict(iterations=s4d_iterations, lr=1e-2)
-    return [
-        *cross(model="gru", pe=WITH_CONSTANT, vocab=gru_vocab, **flags),
-        *cross(model="lstm", pe=WITH_CONSTANT, vocab=vocab, **flags),
-        *cross(model="s4d", pe=WITH_CONSTANT, vocab=vocab, **flags | s4d),
-    ]
+    flags |= dict(pe=WITH_CONSTANT)
+    rows = cross(model="gru", vocab=gru_vocab, **flags)
+    rows += cross(model="lstm", vocab=vocab, **flags)
+    s4d = dict(model="s4d", iterations=s4d_iterations, lr=1e-2)
+    return rows + cross(vocab=vocab, **flags | s4d)
 
 
-def fig2_at_desk(seeds):
-    return cross_models([4, 8, 16, 32], [16, 32, 64, 256], length=32, seed=seeds)
-
-
+AT_DESK = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
 FIG2 = {
     "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256])
     + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)]),
-    "desk": fig2_at_desk(FRESH),
-    # pe comes last: the two trials of a pair run one after the other
+    "desk": cross_models(**AT_DESK, seed=FRESH),
     "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),
     "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
+LARGEST = {"gru": 32, "lstm": 256, "s4d": 256}  # K
 TITLE = "A larger vocabulary (reversal, L = 32)"
 Reverse.figures["fig2"] = Figure(
     "Reverse ordering",
     FIG2,
-    metrics=WITH_EDITS,
-    summaries=(AREA, K95, K80),
+    WITH_EDITS,
+    summaries=OVER_K,
     claims=(
-        Claim(TITLE, "GRU, K = 32", "token accuracy", dict(model="gru", vocab=32)),
-        Claim(TITLE, "LSTM, K = 256", "token accuracy", dict(model="lstm", vocab=256)),
-        Claim(TITLE, "S4D, K = 256", "token accuracy", dict(model="s4d", vocab=256)),
-        Claim(TITLE, "GRU", K95, dict(model="gru")),
-        Claim(TITLE, "LSTM", K95, dict(model="lstm")),
-        Claim(TITLE, "S4D", K95, dict(model="s4d")),
+        *(Claim(TITLE, "token accuracy", dict(model=m, vocab=K)) for m, K in LARGEST.items()),
+        *(Claim(TITLE, K95, dict(model=model)) for model in LARGEST),
     ),
 )
 
@@ -105,10 +95,7 @@ Reverse.figures["fig2"] = Figure(
 LARGE, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=1024)
 OF_FIG13 = ["none", "sin", "random", "learned"]
 DUP = Contrast("dup - no PE", dict(pe="dup"), dict(pe="none"))
-FIG12 = {
-    "paper": cross(pe=WITH_DUP, **LARGE),
-    "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS),
-}
+FIG12 = {"paper": cross(pe=WITH_DUP, **LARGE), "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS)}
 FIG13 = {
     "paper": cross(pe=OF_FIG13, **LARGE),
     "desk": cross(**DESK_LSTM, pe=["constant", *OF_FIG13], amplitude=None)
@@ -130,20 +117,14 @@ def compare_vectors(control):
 Reverse.figures["fig12"] = Figure(
     "The embedding twice", FIG12, WITH_EDITS, contrasts=(DUP,), x="pe", picture=False
 )
-Reverse.figures["fig13"] = Figure(
-    "Other encodings",
-    FIG13,
-    WITH_EDITS,
-    contrasts=(*compare_vectors("constant"),),
-    x=("pe", "amplitude"),
-)
+OTHERS = dict(contrasts=(*compare_vectors("constant"),), x=("pe", "amplitude"))
+Reverse.figures["fig13"] = Figure("Other encodings", FIG13, WITH_EDITS, **OTHERS)
 
 
 # -- Section 4.1: is it only a matter of more training?
 def train_more(pe="none", iterations=300_000, batch=512, **cell):
     """As usual and with twice the iterations; without PE also with twice the batch."""
-    longer = [iterations, 2 * iterations]
-    rows = cross(**cell, pe=pe, iterations=longer, batch=batch)
+    rows = cross(**cell, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
     return rows + cross(**cell, pe="none", iterations=iterations, batch=2 * batch)
 
 

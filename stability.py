@@ -349,9 +349,7 @@ Stability.figures["fig5-fresh"] = Figure(
     "Gradient stability, seeds 5 to 10",
     FIG3_FRESH,
     METRICS,
-    claims=(
-        Claim(TITLE, "LSTM, K = 256", "stability among Rare disturbants", dict(model="lstm")),
-    ),
+    claims=(Claim(TITLE, "stability among Rare disturbants", dict(model="lstm", vocab=256)),),
     **OPTIONS,
 )
 

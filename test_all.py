@@ -1492,19 +1492,20 @@ def test_what_a_preregistered_claim_says():
         (CONSTANT, "inconclusive"),
         ([0.3, 0.31, 0.32, 0.3], "contradicted"),
     ]
+    arms = [({"vocab": 16} | flags, values) for flags, values in ARMS]
     for pe, outcome in cases:
-        results = make_results([*ARMS[:2], ({"pe": "sin"}, pe)])
-        claim = Claim("family", "label", "token accuracy", {})
+        results = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, pe)])
+        claim = Claim("family", "token accuracy", dict(model=None, vocab=16))
         *_, row, _ = tables.claims_table([(claim, "#link", results)])
-        assert row.endswith(f"| {outcome} |") and "[label](#link): token accuracy" in row, row
+        assert row.endswith(f"| {outcome} |") and "[-, K = 16](#link): token" in row, row
     # Holm takes 3 times the smallest p, 2 times the next: here .0077 and .0065 are the larger
-    weaker = make_results([*ARMS[:2], ({"pe": "sin"}, CONSTANT)])
-    claims = [(claim, "", runs) for runs in (weaker, make_results(ARMS), weaker)]
+    weaker = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, CONSTANT)])
+    claims = [(claim, "", runs) for runs in (weaker, make_results(arms), weaker)]
     *_, row, _, _ = tables.claims_table(claims)
     assert row.endswith("| .023 | supported |"), row
     for text in PE_OVER_NONE, PE_OVER_CONSTANT, "| 0.720 ±0.111 |":
         assert text in row
-    half = make_results([*ARMS[:2], ({"pe": "sin"}, [*PE[:3], None])])
+    half = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, [*PE[:3], None])])
     *_, row, _ = tables.claims_table([(claim, "", half)])
     assert row.endswith("| - | 1 trials missing |"), row
 

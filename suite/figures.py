@@ -46,10 +46,9 @@ class Claim(NamedTuple):
     """A preregistered claim: PE is above no PE and above the control, or other contrasts."""
 
     family: str  # Holm's correction takes its claims together
-    label: str
     measure: str | Summary
     cell: dict
-    contrasts: tuple = ()
+    contrast: Contrast | None = None
 
 
 ACCURACY = {"token accuracy": "token_accuracy"}
@@ -227,6 +226,7 @@ def equivalent_budget(results):
 
 AREA = Summary("area under token accuracy over log2 K", ("vocab",), area_over_log2_k)
 K95, K80 = k_at(0.95), k_at(0.80)
+OVER_K = AREA, K95, K80
 BUDGET = Summary(
     "budget at which no PE reaches PE's accuracy at 1x (differences: in log2)",
     ("pe", "iterations", "lr"),

@@ -228,7 +228,9 @@ class Judged:
     def __init__(self, claim, link, results):
         self.claim, self.link, cell = claim, link, results.where(**claim.cell)
         self.numbers = points(cell, claim.measure)
-        self.contrasts = claim.contrasts or default_contrasts(cell.rows)
+        self.contrasts = default_contrasts(cell.rows)
+        if claim.contrast:
+            self.contrasts = [claim.contrast]
         self.estimates = [evaluate(c, self.numbers) for c in self.contrasts]
         self.missing = len(cell.rows) - len(cell)
         self.p = (1.0, 1.0) if self.missing else all_above(self.estimates)
@@ -236,16 +238,16 @@ class Judged:
     def words(self):
         """What is claimed, the means of no PE, control and PE, and the differences."""
         first, last, means = self.contrasts[0], self.contrasts[-1], ["-"] * 3
-        if not self.claim.contrasts:
+        if not self.claim.contrast:
             arms = [sample(self.numbers, side) for side in (first.low, last.low, first.high)]
             means = [mean_text([*arm.values()], self.claim.measure, len(arm)) for arm in arms]
         differences = [difference_text(found) if found else "-" for found in self.estimates]
-        if not self.claim.contrasts:
-            labels = [contrast.label for contrast in self.contrasts]
-            differences = map(" ".join, zip(labels, differences))
+        labels = [contrast.label for contrast in self.contrasts]
+        differences = "<br>".join(map(": ".join, zip(labels, differences)))
+        model, *others = self.claim.cell.items()
+        cell = ", ".join([word_of(*model), *(f"{HEADERS.get(f, f)} = {x}" for f, x in others)])
         measure = getattr(self.claim.measure, "label", self.claim.measure)
-        label = f"[{self.claim.label}]({self.link}): {measure}"
-        return [label, *means, "<br>".join(differences)]
+        return [f"[{cell}]({self.link}): {measure}", *means, differences]
 
 
 def outcome(p_above, p_below):
