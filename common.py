@@ -39,11 +39,15 @@ class Model(nn.Module):
         self.layer = layer(self.encoding.inputs, hidden)
         self.readout = nn.Linear(hidden, vocab)
 
-    def forward(self, inputs, steps):
-        """(B, T) integers -> (M, B, K) logits at the answered steps."""
-        tokens = self.embedding(inputs.T)  # (T, B, E)
+    def features(self, episode):
+        """(M, B, H): the layer's outputs at the answered steps."""
+        tokens = self.embedding(episode.inputs.T)  # (T, B, E)
         x = self.encoding.join(tokens)  # (T, B, E or 2E)
-        return self.readout(self.layer(x, steps))
+        return self.layer(x, episode.steps)
+
+    def forward(self, episode):
+        """(M, B, K): the logits at the answered steps."""
+        return self.readout(self.features(episode))
 
 
 class Episode(NamedTuple):
@@ -59,32 +63,99 @@ class Episode(NamedTuple):
         """The episode of some of its rows."""
         return Episode(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
 
-    def mean_weights(self):
-        """(M B,) each answer's weight in a mean, in the order of the logits; None: equal."""
-        if self.weight is not None:
-            weight = self.weight.T.flatten().double()
-            return weight / weight.sum()
+    def answers(self):
+        """Targets (M B,) in the order of the features, and their weights in a mean."""
+        targets = self.targets.T.flatten()
+        if self.weight is None:
+            return targets, torch.full_like(targets, 1 / len(targets), dtype=torch.double)
+        weight = self.weight.T.flatten().double()
+        return targets, weight / weight.sum()
 
 
-def loss_and_accuracy(model, episode):
-    """Mean cross-entropy, and the part of an episode's answers that is right."""
-    logits = model(episode.inputs, episode.steps)
-    targets = episode.targets.T.flatten()
-    losses = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")  # (M B,)
-    right = (logits.detach().argmax(-1).flatten() == targets).to(losses.dtype)
-    weights = episode.mean_weights()
-    if weights is None:
-        return losses.mean(), right.mean()
-    weights = weights.to(losses.dtype)
-    return (losses * weights).sum(), (right * weights).sum()  # autocast would round a @
+def score(logits, target, weights):
+    """-> the loss and the accuracy, weighted sums over rows; target and weights are (n, 1).
+
+    The logits (n, K) are overwritten by the gradient of the loss, softmax - one-hot.
+    """
+    top, answer = logits.max(1, keepdim=True)
+    own = logits.gather(1, target)
+    total = logits.sub_(top).exp_().sum(1, keepdim=True)
+    loss = ((top - own + total.log()) * weights).sum()
+    accuracy = ((answer == target) * weights).sum()
+    logits.mul_(weights / total)
+    logits.scatter_(1, target, logits.gather(1, target) - weights)
+    return loss, accuracy
 
 
-def train_step(model, optimizer, loss, clip):
-    """One step of Adam, down the gradient of the loss; the host never waits."""
+def chunk_rows(matrix):
+    """How many rows of features are read out at a time: 2^25 logits, on CUDA 2^27."""
+    return max(1, 2 ** (27 if matrix.is_cuda else 25) // len(matrix))
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The mean cross-entropy of a linear readout, and the accuracy.
+
+    It works on chunks of rows, and computes gradients with the loss: all N x K logits never
+    exist together.
+    """
+
+    @staticmethod
+    def forward(ctx, features, matrix, bias, targets, weights, score):
+        low, low_bias = matrix.to(features.dtype), bias.to(features.dtype)
+        loss, accuracy = 0, 0
+        gradients = [torch.zeros_like(x) for x in (features, matrix, bias)]
+        d_features, d_matrix, d_bias = gradients
+        rows = chunk_rows(matrix)
+        ones = matrix.new_ones(min(rows, len(features)))
+        for start in range(0, len(features), rows):
+            part = slice(start, start + rows)
+            logits = torch.addmm(low_bias, features[part], low.T).to(matrix.dtype)  # (n, K)
+            part_weights = weights[part, None].to(matrix.dtype)
+            part_loss, part_accuracy = score(logits, targets[part, None], part_weights)
+            loss += part_loss
+            accuracy += part_accuracy
+            if not ctx.needs_input_grad[0]:  # an evaluation
+                continue
+            d = logits.to(low.dtype)
+            torch.mm(d, low, out=d_features[part])
+            if matrix.is_cuda and d.dtype == d_matrix.dtype:  # a CPU would round otherwise
+                d_matrix.addmm_(d.T, features[part])
+            else:
+                d_matrix += d.T @ features[part]
+            if matrix.is_cuda:
+                d_bias.addmv_(logits.T, ones[: len(d)])
+            else:
+                d_bias += d.sum(0)
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(accuracy)
+        return loss, accuracy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_loss, _):
+        d_inputs = [d * d_loss.to(d.dtype) for d in ctx.saved_tensors]
+        return *d_inputs, None, None, None
+
+
+def loss_and_accuracy(features, readout, episode, score=score):
+    """Mean cross-entropy and fraction correct; features are (M, B, H) or packed, (N, H)."""
+    features, (targets, weights) = features.flatten(0, -2), episode.answers()
+    parameters = readout.weight, readout.bias
+    return CrossEntropy.apply(features, *parameters, targets, weights, score)
+
+
+def train_step(model, features, episode, optimizer, clip, score=score):
+    """A step of Adam -> loss and accuracy, without host-device synchronisation.
+
+    features(model, episode) is what an engine computes; `score` may be compiled.
+    """
+    h = features(model, episode)
+    loss, accuracy = loss_and_accuracy(h, model.readout, episode, score)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
     optimizer.zero_grad()
+    return loss.detach(), accuracy
 
 
 def learning_rate(i, peak, warmup, iterations):
@@ -447,12 +518,12 @@ class HeldOut:
 
 # -- Metrics (section 4.1, Fig. 2)
 @torch.no_grad()
-def predict(model, episode, batch):
+def predict(features, readout, episode, batch):
     """Predictions and cross-entropies, (N, M) each, computed for `batch` rows at a time."""
     predictions, losses = [], []
     for start in range(0, len(episode.inputs), batch):
         part = episode.rows(slice(start, start + batch))
-        logits = model(part.inputs, part.steps)  # (M, b, K)
+        logits = readout(features(part))  # (M, b, K)
         predictions.append(logits.argmax(-1).T)
         targets = part.targets.T  # (M, b)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")

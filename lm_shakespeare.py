@@ -27,7 +27,7 @@ from torch import nn
 
 import common
 from common import Episode, Refused
-from suite import cli, fast
+from suite import cli
 from suite.figures import Contrast, Figure, cross
 from suite.task import SMOKE, Flag, Task
 
@@ -127,15 +127,13 @@ class Shakespeare(Task):
         k = common.key(self.seed, common.TRAINING, i, device=train.device)
         return self.episode(train[common.uniform_integers(k, (self.batch,), len(train))])
 
-    def loss_and_accuracy(self, model, episode, engine):
-        features = model.features(episode.inputs).flatten(0, 1)
-        return fast.cross_entropy(features, model.readout, episode.targets.flatten())
-
     @torch.no_grad()
     def perplexity_of(self, model, windows):
         total = 0
         for part in windows.split(self.at_once):
-            loss, _ = self.loss_and_accuracy(model, self.episode(part), None)
+            episode = self.episode(part)
+            features = model.features(episode)
+            loss, _ = common.loss_and_accuracy(features, model.readout, episode)
             total += loss.double() * len(part)
         return common.perplexity(total / len(windows))
 
@@ -336,12 +334,12 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def features(self, inputs):
-        """(B, T) integers -> (B, T, D), what is read out."""
-        x = self.position(self.embedding(inputs))
+    def features(self, episode):
+        """(T, B, D), what is read out."""
+        x = self.position(self.embedding(episode.inputs))  # (B, T, D)
         for block in self.blocks:
             x = block(x)
-        return self.norm(x)
+        return self.norm(x).transpose(0, 1)
 
 
 @torch.no_grad()

@@ -100,17 +100,13 @@ class WikiText(Task):
             batch = pad_to_few_sizes(batch, self.length, self.vocab)
         return batch.to(self.device)
 
-    def loss_and_accuracy(self, model, batch, engine):
-        """Of the known targets. Both engines compute the logits in chunks."""
-        known = (batch.targets != UNKNOWN).double()
-        weights = known / known.sum().clamp(min=1)
-        h, targets = features(model, batch, engine), batch.targets
-        return fast.cross_entropy(h, model.readout, targets, weights, engine.compiled)
+    def features(self, model, batch, engine):
+        return features(model, batch, engine)
 
     @torch.no_grad()
     def perplexities(self, model, split, engine):
         """The perplexity of a split's known targets, and that of all its targets."""
-        at_once = fast.chunk_rows(model.readout.weight)
+        at_once = common.chunk_rows(model.readout.weight)
         of_known, known_count, of_all = 0, 0, 0  # sums
         by_length = np.argsort(split.counts, kind="stable")  # so that batches have few steps
         for start in range(0, len(by_length), self.batch):
@@ -208,6 +204,11 @@ class Batch(NamedTuple):
     times: torch.Tensor  # (N,) the time step of each pair
     sizes: torch.Tensor  # (T,) on the CPU: how many paragraphs have a step t; never growing
     answered: torch.Tensor | None = None  # (M,) which pairs have a target; None: all
+
+    def answers(self):
+        """Targets, and their weights in a mean: unknown pieces are not scored."""
+        known = (self.targets != UNKNOWN).double()
+        return self.targets, known / known.sum().clamp(min=1)
 
     def to(self, device):
         if device.type != "cuda":

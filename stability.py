@@ -85,20 +85,20 @@ def weighted_cosine(inner):
 # -- GRU and LSTM: a product of Jacobians, from the answering step back to the target
 def recurrent_similarity(layer, inputs, target):
     """(P,) of a GRU or an LSTM, whose gates' inputs are (T, S, G)."""
-    step, states = gru_step, 1  # h
+    step, parts = gru_step, 1  # of the state: h
     if isinstance(layer, common.LSTM):
-        step, states = lstm_step, 2  # h and c
+        step, parts = lstm_step, 2  # h and c
     sequences, H = inputs.shape[1], layer.hidden_size
-    state = [inputs.new_zeros(sequences, H)] * states
-    steps_back = []
+    state = [inputs.new_zeros(sequences, H)] * parts
+    slopes = []
     for x in inputs:
-        state, back = step(layer, x, *state)
-        steps_back.append(back)
+        state, of_step = differentiate(step, layer, x, state)
+        slopes.append(of_step)
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
     identity = torch.eye(H).to(inputs).repeat(sequences, 1, 1)
-    J = [identity, torch.zeros_like(identity)][:states]  # d h_out / d h and c, (S, D, H) each
+    J = [identity, torch.zeros_like(identity)][:parts]  # d h_out / d h and c, (S, D, H) each
     for t in reversed(range(target, len(inputs))):
-        J = steps_back[t](*J)
+        J = step_back(J, slopes[t], layer.weight_hh_l0)
         if (len(inputs) - t) % 8 == 0 or t == target:  # at the end too, for products of J
             J = rescale(J)
     halves = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
@@ -109,6 +109,49 @@ def recurrent_similarity(layer, inputs, target):
     return weighted_cosine(inner)
 
 
+def gru_step(layer, x, product, h):
+    """The new state, from the gates' inputs and the state's product with the weights."""
+    x_r, x_z, x_n = x.chunk(3, 1)
+    p_r, p_z, p_n = product.chunk(3, 1)
+    r, z = (x_r + p_r).sigmoid(), (x_z + p_z).sigmoid()
+    n = (x_n + r * (p_n + layer.bias_hh_l0[-layer.hidden_size :])).tanh()
+    return [(1 - z) * n + z * h]
+
+
+def lstm_step(layer, x, product, h, c):
+    i, f, g, o = (x + product).chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return [o.sigmoid() * c.tanh(), c]
+
+
+def differentiate(step, layer, x, state):
+    """-> the new state, and the slopes of each of its parts, by product and by old state.
+
+    Given the product, a step is elementwise: the gradient of a sum has all slopes.
+    """
+    product = F.linear(state[0], layer.weight_hh_l0)
+    options = dict(retain_graph=True, materialize_grads=True)
+    with torch.enable_grad():
+        inputs = [part.detach().requires_grad_() for part in (product, *state)]
+        new = step(layer, x, *inputs)
+        slopes = [torch.autograd.grad(part.sum(), inputs, **options) for part in new]
+    return [part.detach() for part in new], slopes
+
+
+def step_back(J, slopes, weight):
+    """d h_out / d (new state) -> d h_out / d (old state)"""
+    back = [torch.zeros_like(part) for part in J]
+    for part, (by_product, *by_state) in zip(J, slopes):
+        gates = len(weight) // part.shape[2]
+        M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(slope) W
+        for slope, W in zip(by_product.chunk(gates, 1), weight.chunk(gates)):
+            M.addcmul_(slope[:, :, None], W)
+        back[0].baddbmm_(part, M)
+        for k, slope in enumerate(by_state):
+            back[k].addcmul_(part, slope[:, None])
+    return back
+
+
 def rescale(J):
     """Each sequence's J divided by its largest entry, or in 127 steps it would underflow.
 
@@ -117,56 +160,6 @@ def rescale(J):
     largest = torch.stack([part.flatten(1).abs().amax(1) for part in J]).amax(0)  # (S,)
     largest = largest.clamp(min=torch.finfo(largest.dtype).tiny)
     return [part / largest[:, None, None] for part in J]
-
-
-def gru_step(layer, x, h):
-    """-> the new state, and a function from d h_out / d (new state) to d h_out / d h."""
-    product = F.linear(h, layer.weight_hh_l0)
-    x_r, x_z, x_n = x.chunk(3, 1)
-    p_r, p_z, p_n = product.chunk(3, 1)
-    r = (x_r + p_r).sigmoid()
-    z = (x_z + p_z).sigmoid()
-    q = p_n + layer.bias_hh_l0[-layer.hidden_size :]
-    n = (x_n + r * q).tanh()
-
-    def back(J):
-        to_n = (1 - z) * (1 - n * n)
-        to_r = to_n * q * r * (1 - r)
-        to_z = (h - n) * z * (1 - z)
-        M = through_gates((to_r, to_z, to_n * r), layer.weight_hh_l0.chunk(3))
-        M.diagonal(dim1=1, dim2=2).add_(z)
-        return [J @ M]
-
-    return [(1 - z) * n + z * h], back
-
-
-def lstm_step(layer, x, h, c):
-    """As gru_step, of a state of two parts."""
-    i, f, g, o = (x + F.linear(h, layer.weight_hh_l0)).chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    new = f * c + i * g
-    u = new.tanh()
-
-    def back(J_h, J_c):
-        *W_ifg, W_o = layer.weight_hh_l0.chunk(4)
-        to_i = g * i * (1 - i)
-        to_f = c * f * (1 - f)
-        to_g = i * (1 - g * g)
-        to_o = u * o * (1 - o)
-        J_c.addcmul_(J_h, (o * (1 - u * u))[:, None])  # h depends on c too
-        M = through_gates((to_i, to_f, to_g), W_ifg)
-        J_h = torch.baddbmm((J_h * to_o[:, None]) @ W_o, J_c, M)
-        return [J_h, J_c.mul_(f[:, None])]
-
-    return [o * u, new], back
-
-
-def through_gates(slopes, weights):
-    """(S, H, H): the sum over gates of diag(slope) W, each slope (S, H) and each W (H, H)."""
-    M = slopes[0][:, :, None] * weights[0]
-    for slope, W in zip(slopes[1:], weights[1:]):
-        M.addcmul_(slope[:, :, None], W)
-    return M
 
 
 # -- S4D: the state is linear in time, so that only the answering step differs between sequences

@@ -58,7 +58,6 @@ from sort import Sort
 from stability import Stability
 from suite import (
     cli,
-    fast,
     files,
     jobs,
     machine,
@@ -254,7 +253,8 @@ def outcome(folder):
 def gradients(model, episode, engine):
     """-> loss, accuracy, {parameter: its gradient}"""
     model.zero_grad()
-    loss, accuracy = engine.loss_and_accuracy(model, episode)
+    features = engine.features(model, episode)
+    loss, accuracy = common.loss_and_accuracy(features, model.readout, episode)
     loss.backward()
     return loss, accuracy, {name: p.grad for name, p in model.named_parameters()}
 
@@ -314,7 +314,8 @@ def check_released_case(kind, pe, theirs):
     answered = slice(length, 2 * length)
     episode = common.Episode(tokens, tokens[:, :length].flip(1), answered, commands=length)
     for engine in PLAIN, FAST:
-        logits = engine.logits(model, tokens, slice(None)).transpose(0, 1)
+        every_step = common.Episode(tokens, None, slice(None))
+        logits = model.readout(engine.features(model, every_step)).transpose(0, 1)
         close(logits, theirs["logits"], tolerance)
         loss, _, found = gradients(model, episode, engine)
         close(loss, theirs["loss"], tolerance)
@@ -702,10 +703,10 @@ def test_loss_accuracy_and_evaluation_by_hand():
         task = task_of(f"--scale smoke --held-out 64 --batch 7 {flags}", script, build=True)
         model, episode = task.model(), task.test_episode()
         targets, counts = episode.targets, is_answer(episode)
-        logits = model(episode.inputs, episode.steps).detach().transpose(0, 1)  # (N, M, K)
+        logits = model(episode).detach().transpose(0, 1)  # (N, M, K)
         right = (logits.argmax(-1) == targets).double()
         wanted = [F.cross_entropy(logits[counts], targets[counts]), right[counts].mean()]
-        close(torch.stack(common.loss_and_accuracy(model, episode)), wanted, 1e-6)
+        close(gradients(model, episode, PLAIN)[:2], wanted, 1e-6)
         metrics = task.evaluate(model, PLAIN)
         accuracy = metrics["accuracy" if script is Predecessor else "token_accuracy"]
         close(accuracy, wanted[1], 1e-12)
@@ -724,12 +725,18 @@ def compare_engines(words, script=Reverse):
     words = f"--vocab 8 --batch 7 --hidden 10 --embed 6 --held-out 20 {words}"
     task = task_of(words, script, build=True)
     model, episode = task.model().double(), task.training_episode(1)
-    loss, accuracy, wanted = gradients(model, episode, PLAIN)
-    fast_loss, fast_accuracy, found = gradients(model, episode, FAST)
-    close(fast_loss, loss, 1e-10)
-    close(fast_accuracy, accuracy, 1e-10)
-    for name, gradient in wanted.items():
-        close(found[name], gradient, 1e-10)
+    logits, answered = model(episode).transpose(0, 1), is_answer(episode)
+    loss = F.cross_entropy(logits[answered], episode.targets[answered])
+    wanted = dict(
+        zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()))
+    )
+    right = (logits.argmax(-1) == episode.targets)[answered].double().mean()
+    for engine in PLAIN, FAST:
+        found_loss, accuracy, found = gradients(model, episode, engine)
+        close(found_loss, loss, 1e-10)
+        close(accuracy, right, 1e-10)
+        for name, gradient in wanted.items():
+            close(found[name], gradient, 1e-10)
     plain, metrics = (task.evaluate(model, engine) for engine in (PLAIN, FAST))
     close(metrics.pop("cross_entropy"), plain.pop("cross_entropy"), 1e-10)
     assert metrics == plain
@@ -765,7 +772,7 @@ def as_on_cuda():
 
 def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
     patches = [as_on_cuda()]
-    patches += [mock.patch.object(fast, "CHUNK", logits) for logits in (7, 50)]
+    patches += [mock.patch.object(common, "chunk_rows", lambda matrix, n=n: n) for n in (1, 6)]
     cases = (VariableLength, "--min-length 3"), (Reverse, "--pe learned"), (Reverse, "")
     for kind, patch, (script, flags) in product(PAPERS, patches, cases):
         with patch:
@@ -1045,7 +1052,7 @@ def test_a_trial_shows_two_of_its_answers():
     task = task_of(SMOKE, build=True)
     model, episode = task.model(), task.test_episode().rows(slice(-2, None))
     model.load_state_dict(load_last()["model"])
-    answers = model(episode.inputs, episode.steps).argmax(-1).T  # (2, M)
+    answers = model(episode).argmax(-1).T  # (2, M)
     for row, wanted in zip(answers.tolist(), episode.targets.tolist()):
         marked = " ".join(f"{x}" if x == y else f"{x}*" for x, y in zip(row, wanted))
         assert f"answered {marked} " in said
@@ -1965,7 +1972,8 @@ def test_transformer_is_the_plain_one():
         for parameter in model.parameters():  # large enough for everything to matter
             parameter.data += torch.randn_like(parameter) * 0.3
         plain, scores = zip(*(plain_transformer(model, pe, row) for row in tokens))
-        close(model.readout(model.features(tokens)), torch.stack(plain), 1e-12)
+        features = model.features(common.Episode(tokens, None, None))
+        close(model.readout(features), torch.stack(plain, 1), 1e-12)
         mean = torch.stack(scores).mean((0, 1))
         wanted = [mean.diagonal(-n).mean().item() for n in range(9)]
         close(lm_shakespeare.score_by_distance(model, tokens), wanted, 1e-4)
@@ -1980,8 +1988,9 @@ def test_perplexity_of_a_text():
     drawn = torch.cat([first.inputs, first.targets[:, -1:]], 1)
     assert set(map(tuple, drawn.tolist())) <= set(map(tuple, train.tolist()))
     model, consecutive = task.model(), valid[::5]
-    logits = model.readout(model.features(consecutive[:, :5])).flatten(0, 1).double()
-    perplexity = F.cross_entropy(logits, consecutive[:, 1:].flatten()).exp()
+    features = model.features(common.Episode(consecutive[:, :5], None, None))
+    logits = model.readout(features).flatten(0, 1).double()
+    perplexity = F.cross_entropy(logits, consecutive[:, 1:].T.flatten()).exp()
     metrics = task.evaluate(model, PLAIN)
     close(metrics["valid_perplexity"], perplexity, 1e-5)
 
@@ -2040,7 +2049,7 @@ def read_one_by_one(model):
     for pieces in PIECES:
         x = torch.tensor(pieces[:33])
         if len(x) > 1:
-            logits.append(model(x[None, :-1], slice(None))[:, 0])
+            logits.append(model(common.Episode(x[None, :-1], None, slice(None)))[:, 0])
             targets.append(x[1:])
     return torch.cat(logits), torch.cat(targets)
 
@@ -2054,7 +2063,8 @@ def check_packed(task, model, batch, even):
     for engine, patch in (PLAIN, None), (FAST, None), (FAST, as_on_cuda()):
         with patch or contextlib.nullcontext():
             for pairs in batch, even:
-                found_loss, accuracy = task.loss_and_accuracy(model, pairs, engine)
+                features = task.features(model, pairs, engine)
+                found_loss, accuracy = common.loss_and_accuracy(features, model.readout, pairs)
                 close(found_loss, loss, 1e-9)
                 close(accuracy, right[known].double().mean(), 1e-9)
                 found = torch.autograd.grad(found_loss, model.parameters())

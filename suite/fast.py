@@ -1,9 +1,8 @@
 """What common.py's models compute, faster: the same numbers, as the tests demand.
 
 The input weights meet every integer and every step once, not every row: a layer's input
-is table[token] + clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves
-only what is answered, and what all rows share only once. The readout's logits exist in
-chunks, and their gradients are computed with them.
+is table[token] + clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves only what
+is answered, and what all rows share only once.
 """
 
 import math
@@ -114,11 +113,11 @@ def input_products(model, embedded, time):
     return table, F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
 
 
-def features(model, inputs, steps, commands=0, compiled=False):
-    """(B, T) integers -> (M, B, H), what is read out; all rows end with so many `commands`."""
-    layer = model.layer
-    rows, time = inputs.shape
-    before_commands = inputs[:, : time - commands].T  # (T - commands, B)
+def features(model, episode, compiled=False):
+    """What Model.features computes: (M, B, H)."""
+    layer, steps, commands = model.layer, episode.steps, episode.commands
+    rows, time = episode.inputs.shape
+    before_commands = episode.inputs[:, : time - commands].T  # (T - commands, B)
     embedded, tokens = used_embeddings(model, before_commands)
     table, clock = input_products(model, embedded, time)
     if commands:
@@ -127,106 +126,3 @@ def features(model, inputs, steps, commands=0, compiled=False):
         return s4d_features(layer, table, clock, tokens, steps, compiled)
     h = sweeps.sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)
-
-
-def loss_and_accuracy(model, episode, compiled=False):
-    """Mean cross-entropy, and the part of an episode's answers that is right."""
-    h = features(model, episode.inputs, episode.steps, episode.commands, compiled)
-    targets, weights = episode.targets.T.flatten(), episode.mean_weights()
-    return cross_entropy(h.flatten(0, 1), model.readout, targets, weights, compiled)
-
-
-# -- Cross-entropy of a linear readout by chunks of rows: N x K logits never exist together
-CHUNK, CUDA_CHUNK = 2**25, 2**27  # logits that exist at a time
-
-
-def chunk_rows(weight):
-    """How many rows of features meet the readout's weight at a time."""
-    logits = CUDA_CHUNK if weight.is_cuda else CHUNK
-    return max(1, logits // len(weight))
-
-
-def score(logits, target, weights):
-    """-> loss and accuracy. In place of the (n, K) logits comes the loss's gradient.
-
-    `target` and `weights` are (n, 1).
-    """
-    top = logits.amax(1, keepdim=True)
-    total = (logits - top).exp().sum(1, keepdim=True)
-    own = logits.gather(1, target)
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    found = torch.where(logits == top, columns, len(columns))
-    answer = found.amin(1, keepdim=True)  # the first, as argmax
-    loss = ((top - own + total.log()) * weights).sum()
-    right = ((answer == target) * weights).sum()
-    probabilities = (logits - top).exp() / total
-    logits.copy_((probabilities - (columns == target).to(logits.dtype)) * weights)
-    return loss, right
-
-
-def score_in_place(logits, target, weights):
-    """As score, by few operators, for a CPU."""
-    top, answer = logits.max(1, keepdim=True)
-    own = logits.gather(1, target)
-    total = logits.sub_(top).exp_().sum(1, keepdim=True)
-    loss = ((top - own + total.log()) * weights).sum()
-    right = ((answer == target) * weights).sum()
-    logits.mul_(weights / total)
-    logits.scatter_(1, target, logits.gather(1, target) - weights)
-    return loss, right
-
-
-class CrossEntropy(torch.autograd.Function):
-    """See `cross_entropy`. Gradients are computed with the loss, while logits exist."""
-
-    @staticmethod
-    def forward(ctx, features, matrix, bias, targets, weights, compiled):
-        cuda = matrix.is_cuda
-        step = sweeps.choose_step(score, score_in_place, matrix.device, compiled)
-        low = matrix.to(features.dtype)
-        low_bias = bias.to(features.dtype)
-        loss, right = 0, 0
-        d_features = torch.zeros_like(features)
-        d_matrix = torch.zeros_like(matrix)
-        d_bias = torch.zeros_like(bias)
-        rows = chunk_rows(matrix)
-        ones = matrix.new_ones(min(rows, len(features)))
-        for start in range(0, len(features), rows):
-            part = slice(start, start + rows)
-            logits = torch.addmm(low_bias, features[part], low.T).to(matrix.dtype)  # (n, K)
-            part_weights = weights[part, None].to(matrix.dtype)
-            part_loss, part_right = step(logits, targets[part, None], part_weights)
-            loss += part_loss
-            right += part_right
-            if not ctx.needs_input_grad[0]:  # an evaluation
-                continue
-            d = logits.to(low.dtype)  # the loss's gradient by now
-            torch.mm(d, low, out=d_features[part])
-            if cuda and d.dtype == d_matrix.dtype:  # in one pass; a CPU would round otherwise
-                d_matrix.addmm_(d.T, features[part])
-            else:
-                d_matrix += d.T @ features[part]
-            if cuda:
-                d_bias.addmv_(logits.T, ones[: len(d)])
-            else:
-                d_bias += d.sum(0)
-        ctx.save_for_backward(d_features, d_matrix, d_bias)
-        ctx.mark_non_differentiable(right)
-        return loss, right
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_loss, _):
-        d_inputs = [d * d_loss.to(d.dtype) for d in ctx.saved_tensors]
-        return *d_inputs, None, None, None
-
-
-def cross_entropy(features, readout, targets, weights=None, compiled=False):
-    """Mean cross-entropy of features (N, H) read out against targets (N,), and the accuracy.
-
-    `weights` (N,) are the rows' own in these means, and sum to one; None: all alike.
-    """
-    weight, bias = readout.weight, readout.bias
-    if weights is None:
-        weights = weight.new_full((len(features),), 1 / len(features))
-    return CrossEntropy.apply(features, weight, bias, targets, weights, compiled)

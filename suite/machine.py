@@ -58,16 +58,14 @@ class Engine(NamedTuple):
     deterministic: bool = False
     onednn: bool = False  # float32 products by oneDNN: faster than MKL on AMD's CPUs
 
-    def loss_and_accuracy(self, model, episode):
+    def features(self, model, episode):
+        """(M, B, H): what the readout reads."""
         if self.name == "fast":
-            return fast.loss_and_accuracy(model, episode, self.compiled)
-        return common.loss_and_accuracy(model, episode)
+            return fast.features(model, episode, self.compiled)
+        return model.features(episode)
 
-    def logits(self, model, inputs, steps):
-        """(M, B, K)"""
-        if self.name == "fast":
-            return model.readout(fast.features(model, inputs, steps, compiled=self.compiled))
-        return model(inputs, steps)
+    def score(self, *inputs):
+        return graphs.pointwise(common.score, self.compiled)(*inputs)
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """What a script provides: a subclass of `Task`. README.md has an example."""
 
-import functools
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -141,8 +140,8 @@ class Task:
     def rate(self, i):
         return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)
 
-    def loss_and_accuracy(self, model, episode, engine):
-        return engine.loss_and_accuracy(model, episode)
+    def features(self, model, episode, engine):
+        return engine.features(model, episode)
 
     # -- the data
 
@@ -189,8 +188,11 @@ class Task:
 
     def predict(self, model, engine, episode):
         """Answers and cross-entropies, (N, M) each."""
-        logits = functools.partial(engine.logits, model)
-        return common.predict(logits, episode, self.batch)
+
+        def features(part):
+            return self.features(model, part, engine)
+
+        return common.predict(features, model.readout, episode, self.batch)
 
     def evaluate(self, model, engine):
         """{name: number} of the held-out test."""

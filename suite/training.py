@@ -114,10 +114,15 @@ class Training:
     def learn(self, episode):
         """One training step, which may become a CUDA graph: the host never waits in it."""
         bf16 = self.engine.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            loss, accuracy = self.task.loss_and_accuracy(self.model, episode, self.engine)
-        common.train_step(self.model, self.optimizer, loss, self.args.clip)
-        self.sums["loss"] += loss.detach()
+
+        def features(model, episode):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+                return self.task.features(model, episode, self.engine)
+
+        loss, accuracy = common.train_step(
+            self.model, features, episode, self.optimizer, self.args.clip, self.engine.score
+        )
+        self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
 
     def make_step(self):
