@@ -1,11 +1,12 @@
-"""How long a training step takes, against the plain PyTorch step that a user would write.
+"""How long a training step takes, against plain PyTorch.
 
-    python bench.py                                       # configurations of the paper's size
+    python bench.py                                       # the paper's sizes, and desk's
     python bench.py --only lstm-sin-256 --precision fp32  # one; other flags are reverse.py's
 
-Plain: the model of common.py, readout at all steps, cross-entropy, clipping, Adam, in
-the same precision (for bf16 TF32). The suite's step is the training loop's own and draws
-its batch too. Both take turns in one process.
+plain: what a careful user would write with torch.nn.GRU and the like: readout at the answered
+steps only, cross-entropy, clipping, Adam, in the same precision (for bf16 TF32). torch: this
+suite with --engine torch. suite: its default engine. Both draw their batches, too. The three
+take turns in one process.
 
 Then it says what each figure of the paper costs on this device, in hours of training.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from beyond import Beyond
 from delayed_add import DelayedAddition
 from dual_frequency import DualFrequency
 from lm_wikitext import WikiText
@@ -28,6 +30,7 @@ from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
 from suite import cli, files, machine
+from suite.tables import align
 from suite.training import Training
 from variable_length import VariableLength
 
@@ -41,15 +44,19 @@ OF_THE_PAPER = [  # what trains for its figures
     WikiText,
 ]
 
-CONFIGURATIONS = {  # model-encoding-K: batch on a CPU; on CUDA it is the paper's
+CONFIGURATIONS = {  # model-encoding-K[-desk]: batch on a CPU; on CUDA it is the scale's
     "lstm-sin-256": 64,
     "lstm-sin-1024": 64,
     "lstm-sin-16384": 32,
     "gru-sin-64": 64,
     "s4d-sin-1024": 64,
     "mamba-sin-256": 16,
+    "gru-sin-32-desk": 64,  # L = 32, 128 units
+    "lstm-sin-64-desk": 64,
+    "s4d-sin-256-desk": 64,
 }
 REPEATS = 5  # timings of each step
+COLUMNS = "plain", "torch", "suite"
 HOW = """\
 One trial after another; time grows with steps and batch. Where a K was not measured, it is the
 time at the model's nearest K, corrected by what K adds to an LSTM's. A paragraph of the
@@ -60,10 +67,10 @@ language model counts as its longest, 1,024 steps. Held-out tests and stability 
 def plain_step(task, device):
     model, episode = task.model().to(device), task.training_episode(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    targets = episode.targets.T.flatten()
 
     def step():
-        logits = model(episode.inputs, slice(None))[task.length :]
-        loss = F.cross_entropy(logits.flatten(0, 1), episode.targets.T.flatten())
+        loss = F.cross_entropy(model(episode).flatten(0, 1), targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -90,41 +97,51 @@ def milliseconds(step, engine, count, device):
 
 
 def measure(name, device, words):
-    model, encoding, vocab = name.split("-")
+    model, encoding, vocab, *desk = name.split("-")
     flags = ["--model", model, "--pe", encoding, "--vocab", vocab]
+    if desk:
+        flags += ["--scale", "desk", "--length", "32"]
     count = 20
     if device.type == "cpu":
         flags += ["--batch", str(CONFIGURATIONS[name])]
-        count = 1
-    task = cli.parse_task(Reverse, [*flags, *words])
+        count = 10 if desk else 1
+    task = cli.parse_task(Beyond, [*flags, *words])
     task.build(device)
     engine = machine.choose_engine(task.args, device)
+    plain = engine._replace(name="torch", compiled=False)
+    engines = {"plain": plain._replace(onednn=False), "torch": plain, "suite": engine}
     machine.prepare(engine, device, task.args.hidden)
-    plain, suite = plain_step(task, device), suite_step(task, engine, device)
-    times = []
+    steps = {"plain": plain_step(task, device)}
+    for column in ("torch", "suite"):
+        steps[column] = suite_step(task, engines[column], device)
+    times = {column: [] for column in steps}
     for _ in range(1 + REPEATS):
-        first = milliseconds(plain, engine._replace(onednn=False), count, device)
-        times.append((first, milliseconds(suite, engine, count, device)))
-    of_plain, of_suite = zip(*times[1:])  # the first warms up
-    return {"batch": task.batch, "plain": of_plain, "suite": of_suite}
+        for column, step in steps.items():
+            times[column].append(milliseconds(step, engines[column], count, device))
+    return {"batch": task.batch, **{column: found[1:] for column, found in times.items()}}
 
 
 def table(content):
     """The lines of what --json keeps."""
     where = f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
-    yield f"{where}, medians of {content['repeats']}"
-    yield f"{'':16}  {'batch':>5}  {'plain ms':>8}  {'suite ms':>8}  plain/suite"
+    yield f"{where}; milliseconds, medians of {content['repeats']}"
+    rows = [["", "batch", *COLUMNS, "plain/suite", "torch/suite"]]
     for name, found in content["configurations"].items():
-        plain, suite = statistics.median(found["plain"]), statistics.median(found["suite"])
-        yield f"{name:16}  {found['batch']:5}  {plain:8.4g}  {suite:8.4g}  {plain / suite:.2f}"
+        ms = {c: statistics.median(found[c]) for c in COLUMNS if c in found}
+        ratios = {c: ms[c] / ms["suite"] for c in ms}
+        words = [f"{ms[c]:.4g}" if c in ms else "-" for c in COLUMNS]
+        words += [f"{ratios[c]:.2f}" if c in ms else "-" for c in ("plain", "torch")]
+        rows.append([name, str(found["batch"]), *words])
+    yield from align(rows)
 
 
 def times_of_sequences(content):
     """{model: {K: milliseconds that a sequence of L = 64 takes in the suite's step}}"""
     times = defaultdict(dict)
     for name, found in content["configurations"].items():
-        model, _, vocab = name.split("-")
-        times[model][int(vocab)] = statistics.median(found["suite"]) / found["batch"]
+        model, _, vocab, *desk = name.split("-")
+        if not desk:
+            times[model][int(vocab)] = statistics.median(found["suite"]) / found["batch"]
     return times
 
 
