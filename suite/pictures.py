@@ -55,10 +55,10 @@ LOOKS = {
 CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it is slow
 
 
-def x_of(figure, flags):
+def x_of(figure, flags, config):
     """A trial's place on the x axis: a number, or words where several flags make it up."""
     if isinstance(figure.x, str):
-        return flags[figure.x]
+        return flags.get(figure.x, config[figure.x])
     first, *others = figure.x
     words = [flags[first]]
     for flag in others:
@@ -78,7 +78,7 @@ def points_of(figure, runs):
         for result in runs:
             flags = result.flags
             if result.values[name] is not None:
-                points = {x_of(figure, flags): result.values[name]}
+                points = {x_of(figure, flags, result.config): result.values[name]}
                 yield result, name_of(flags.get("model", "")), name, flags["pe"], points
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 import common
+from suite import files
 
 MOST = 2**31 - 1  # larger numbers overflow
 SMOKE = dict(
@@ -136,6 +137,13 @@ class Task:
             self.positions(),
             **self.encoding_options(),
         )
+
+    def trained_model(self, device="cpu"):
+        """That of a finished trial. The held-out set is built, too."""
+        self.build(device)
+        model = self.model().to(device)
+        model.load_state_dict(files.load(self.folder / "last.pt", device)["model"])
+        return model
 
     def rate(self, i):
         return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)
