@@ -31,7 +31,7 @@ from common import Refused
 from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
-from suite import cli, files, pictures
+from suite import cli, files, plots
 from suite.figures import Result, Results
 from suite.tables import FigureTable, claims_table
 
@@ -181,8 +181,8 @@ def draw(kind, name, scale, out, words, folder):
     path = Path(out, "figures", f"{kind.name}-{name}-{scale}{part}.svg")
     if not figure.picture:
         return ""
-    if pictures.CAN_DRAW:
-        pictures.draw(figure, load(kind, name, scale, out, words)[1], path)
+    if plots.CAN_DRAW:
+        plots.plot(figure, load(kind, name, scale, out, words)[1], path)
     if path.exists():
         return f" ![{figure.title}]({os.path.relpath(path, folder)})"
     return " (the plot needs matplotlib)"

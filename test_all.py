@@ -61,7 +61,7 @@ from suite import (
     files,
     jobs,
     machine,
-    pictures,
+    plots,
     statistics,
     sweeps,
     tables,
@@ -1580,7 +1580,7 @@ def test_metrics_of_targets_and_positions_by_hand():
 
 # -- report.py, RESULTS.md, README.md, the house
 def make_report(words):
-    with mock.patch.object(pictures, "CAN_DRAW", False):
+    with mock.patch.object(plots, "CAN_DRAW", False):
         return ends(0, words, report)
 
 
@@ -1676,7 +1676,7 @@ def test_a_users_figure_has_its_table_at_every_scale():
 
 
 def test_a_figure_is_drawn():
-    if not pictures.CAN_DRAW:
+    if not plots.CAN_DRAW:
         raise SkipTest("no matplotlib")
     ends(0, SMOKE)
     ends(0, f"'{HERE}/reverse.py' fig2 --scale smoke", report)
@@ -1792,7 +1792,7 @@ FLOORS = """
     common
     statistics figures files
     graphs sweeps fast task machine
-    progress training pictures
+    progress training plots
     jobs cli
     tables
     reverse dual_frequency variable_length
