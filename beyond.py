@@ -199,7 +199,7 @@ Beyond.figures["fig14-fixed"] = Figure(
 )
 
 
-# -- Longer training. Grids and claims are preregistered: RESULTS.md, Protocol
+# -- Longer training. Grids and claims are preregistered: RESULTS.md, Protocols
 class Cell(NamedTuple):
     vocab: int
     rate: float  # fig2's learning rate; the iterations are fig2's too

@@ -47,7 +47,7 @@ FIG8 = {
     + cross(model="lstm", pe=BOTH, vocab=[2**n for n in range(8, 15)]),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
 }
-# The learning rate was tuned on seed 100, before any of these trials: RESULTS.md, Protocol
+# The learning rate was tuned on seed 100, before any of these trials: RESULTS.md, Protocols
 LONG = cross(model="gru", length=32, vocab=64, lr=1e-2, pe=WITH_CONTROLS, seed=range(5, 11))
 FIG12 = {"paper": cross(model="lstm", pe=WITH_DUP, vocab=16384)}
 Sort.figures["fig8"] = Figure("Sorting", FIG8, WITH_EDITS)
