@@ -1525,7 +1525,7 @@ def test_what_a_preregistered_claim_says():
         assert text in row
     half = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, [*PE[:3], None])])
     *_, row, _ = tables.claims_table([(claim, "", half)])
-    assert row.endswith("| - | 1 trials missing |"), row
+    assert row.endswith("| - | trials missing |"), row
 
 
 def of_vocabularies(accuracies):
@@ -1538,7 +1538,7 @@ def test_summaries_over_the_vocabulary_by_hand():
     cases = [  # accuracy at K = 4, 8, 16; what is on the page
         (0.96, 1.0, 0.9, 3.5, "11.31"),
         (1.0, 0.99, 0.96, 4.0, "not within 16 (0 of 1 seeds)"),
-        (0.9, 0.99, 0.9, 2.0, "below 4 (0 of 1 seeds)"),
+        (0.9, 0.99, 0.9, 2.0, "below 4 (1 of 1 censored)"),
     ]
     for a, b, c, wanted, text in cases:
         runs = of_vocabularies({4: a, 8: b, 16: c})
@@ -1554,7 +1554,7 @@ def test_the_equivalent_budget_by_hand():
     for pe, wanted, text in [
         (0.6, 1, "2.000"),
         (0.75, 2.5, "5.657"),
-        (0.45, 0, "below 1x (0 of 1 seeds)"),
+        (0.45, 0, "below 1x (1 of 1 censored)"),
         (0.85, 3, "not within 8x (0 of 1 seeds)"),
     ]:
         cells = []

@@ -48,8 +48,10 @@ def mean_text(numbers, measure, planned_seeds):
     show, n = getattr(measure, "show", float), len(numbers)
     censored = [x for x in numbers if isinstance(x, Censored)]
     if len(censored) == n and len(set(censored)) == 1:
-        outside = "not within" if censored[0].above else "below"
-        return f"{outside} {show(censored[0]):g}{measure.unit} (0 of {n} seeds)"
+        edge = f"{show(censored[0]):g}{measure.unit}"
+        if censored[0].above:
+            return f"not within {edge} (0 of {n} seeds)"
+        return f"below {edge} ({n} of {n} censored)"
     mean, found = show(np.mean(numbers)), estimate([numbers])
     text, digits = short(mean), decimals(mean)
     if found and show is float:
@@ -215,9 +217,9 @@ def claims_table(claims):
         yield f"**{family}** ({len(judged)} claims)\n"
         yield CLAIMS_HEADER
         yield "|" + " --- |" * CLAIMS_HEADER.count(" |")
-        missing = sum(claim.missing for claim in judged)
+        missing = any(claim.missing for claim in judged)
         for claim, p in zip(judged, zip(*map(holm, zip(*(claim.p for claim in judged))))):
-            verdict = ["-", f"{missing} trials missing"] if missing else outcome(*p)
+            verdict = ["-", "trials missing"] if missing else outcome(*p)
             yield f"| {' | '.join([*claim.words(), *verdict])} |"
         yield ""
 
