@@ -1345,6 +1345,37 @@ def test_jobs_take_turns_on_the_cards():
     assert [(trial.folder / "log.txt").read_text() for trial in trials] == ["7\n", "5\n", "7\n"]
 
 
+def test_the_time_left_of_all_comes_from_each_trials_own_progress():
+    trials = trials_of(Reverse, "fig2", "smoke", "--model", "lstm")  # four
+    queue = jobs.Jobs("reverse.py", trials, 2, [])
+    for number in range(2):
+        queue.running[number] = queue.waiting.pop(0), None
+    assert queue.say_progress() == "0 of 4 done"
+    # 100 s each; a trial without progress takes as long as the others. Two at a time
+    for (trial, _), share, left in zip(
+        queue.running.values(), (0.2, 0.6), ("0:03:10", "0:02:40")
+    ):
+        trial.folder.mkdir(parents=True)
+        content = dict(share=share, accuracy=0.5, duration=100)
+        (trial.folder / "progress.json").write_text(json.dumps(content))
+        assert queue.say_progress() == f"0 of 4 done, {left} left"
+    queue.running.clear()
+    queue.waiting = queue.waiting[:1]
+    assert queue.say_progress() == "0 of 4 done, 0:01:40 left"
+
+
+def test_a_trial_reports_its_progress_and_shows_its_metrics_in_order():
+    child_ends(75, LONG, task_with_signal(signal.SIGTERM))
+    found = read_json(folder_in() / "progress.json")
+    assert found["share"] == 20 / 60 and found["duration"] > 0
+    assert found["accuracy"] == load_last()["rows"][-1][2]
+    said = ends(0, LONG)
+    assert not (folder_in() / "progress.json").exists()
+    names = [name.replace("_", " ") for name in read_json(find_results()[0])["metrics"]]
+    shown = re.findall(r"(?m)^([a-z ]+): [0-9.]+$", said)
+    assert len(shown) == 4 and shown == names[:4]
+
+
 def read_last_rows():
     """{folder: the last row of its curve}"""
     return {path.parent: path.read_text().split()[-1] for path in Path().rglob("curve.csv")}

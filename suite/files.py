@@ -20,30 +20,33 @@ class End(Exception):
 
 
 # -- Writing and reading
-def write(path, content, keep=None):
-    """Replace `path`; what was there before becomes `keep`."""
+def write(path, content, keep=None, durable=True):
+    """Replace `path`; what was there before becomes `keep`. A durable file survives a power
+    cut."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         if keep and path.exists():
             os.replace(path, keep)
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        if durable:
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)  # a full disk needs the room
 
 
-def write_json(path, content):
+def write_json(path, content, durable=True):
     try:
         text = json.dumps(content, indent=1, allow_nan=False, default=lambda x: x.tolist())
     except ValueError:
         raise End(NOT_FINITE, f"a number is not finite: {path}") from None
-    write(path, f"{text}\n".encode())
+    write(path, f"{text}\n".encode(), durable=durable)
 
 
 @contextlib.contextmanager
@@ -94,7 +97,8 @@ def lock(folder):
 def clear(folder):
     """Results first: a delete cut short never looks like a finished trial."""
     results = "result.json", "stability.json"
-    for name in (*results, "previous.pt", "last.pt", "curve.csv", "config.json"):
+    others = "curve.csv", "config.json", "progress.json"
+    for name in (*results, "previous.pt", "last.pt", *others):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "snapshots", ignore_errors=True)
 
@@ -147,8 +151,7 @@ def show(task):
     with naming(path):
         for example in result.get("examples", []):
             show_example(**example)
-        # The first metric comes last: --all shows the last line of a log
-        for name, value in reversed(result["metrics"].items()):
+        for name, value in result["metrics"].items():
             if isinstance(value, int | float):
                 print(f"{name.replace('_', ' ')}: {value:.6g}")
     return 0

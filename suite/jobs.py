@@ -4,9 +4,9 @@ import contextlib
 import ctypes
 import itertools
 import os
-import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -38,11 +38,11 @@ class Jobs:
         self.script, self.trials, self.at_once = script, trials, at_once
         self.waiting = [trial for trial in trials if not is_finished(trial.task)]
         self.before = len(trials) - len(self.waiting)
-        # {process: (its Trial, its card, how far it was)}
-        self.running, self.codes = {}, []
+        self.running, self.codes = {}, []  # {process: (its Trial, its card)}
+        self.progress = {}  # {folder: the last progress.json that was read}
         # A card for every job at once, counted round; None: as this process sees them
         self.free = list(itertools.islice(itertools.cycle(cards or [None]), at_once))
-        self.line, self.began = LiveLine(), time.monotonic()
+        self.line = LiveLine()
 
     def run(self, stop):
         """Until all have ended or a signal comes -> the exit code."""
@@ -75,10 +75,10 @@ class Jobs:
             print(error)
             self.codes.append(FAILED)
         else:
-            self.running[process] = trial, self.free.pop(0), share_done(trial.folder)
+            self.running[process] = trial, self.free.pop(0)
 
     def end(self, process):
-        trial, card, _ = self.running.pop(process)
+        trial, card = self.running.pop(process)
         self.free.append(card)
         self.codes.append(process.returncode)
         self.line.clear()
@@ -89,33 +89,27 @@ class Jobs:
 
     def say_progress(self):
         """How many are done, how long the others will take, how far each is."""
-        done, left, names = len(self.codes), len(self.waiting), []
-        for trial, _, before in self.running.values():
-            share = share_done(trial.folder)
-            done += share - before
-            left += 1 - share
-            names.append(f"{trial.task.describe()} {share:.0%}")
         said = f"{self.before + self.codes.count(0)} of {len(self.trials)} done"
-        if done > 0:  # fewer than before where checkpoints were lost
-            said += f", {say_left((time.monotonic() - self.began) / done * left)}"
+        running, names = [trial for trial, _ in self.running.values()], []
+        for trial in running:
+            names.append(trial.task.describe())
+            with contextlib.suppress(End):  # it cannot be read just now
+                if found := files.read_json(trial.folder / "progress.json"):
+                    self.progress[trial.folder] = found
+                    names[-1] += f" {found['share']:.0%}, accuracy {found['accuracy']:.2f}"
+        if self.progress and running + self.waiting:
+            said += f", {say_left(self.seconds_left(running + self.waiting))}"
         if self.line.live and names:
-            said += f"  running: {', '.join(names)}"
+            said += f"  running: {'; '.join(names)}"
         return said
 
-
-def share_done(folder):
-    """The share of its iterations that a trial has done, by its log."""
-    for line in reversed(read_log(folder)):
-        if found := re.match(r"iteration (\d+)/(\d+) ", line):  # whole: a full disk may cut it
-            return int(found[1]) / int(found[2])
-    return 0.0
-
-
-def read_log(folder):
-    """A trial's lines; none where its folder has vanished."""
-    with contextlib.suppress(OSError):
-        return (folder / "log.txt").read_text(errors="replace").splitlines()
-    return []
+    def seconds_left(self, trials):
+        """A trial without progress is taken to last as long as the mean of those with."""
+        duration = statistics.mean(found["duration"] for found in self.progress.values())
+        new = dict(share=0, duration=duration)
+        found = [self.progress.get(trial.folder, new) for trial in trials]
+        left = [(1 - x["share"]) * x["duration"] for x in found]
+        return max(*left, sum(left) / self.at_once)
 
 
 def is_finished(task):
@@ -143,8 +137,11 @@ def start(script, trial, at_once, card):
 
 
 def say_end(trial, code):
-    last = (read_log(trial.folder) or [""])[-1]
-    print(f"ends: {shlex.join(trial.words)}\n  exit code {code}: {last}")
+    print(f"ends: {shlex.join(trial.words)}")
+    if code:  # the log's last line says why; its folder may have vanished
+        with contextlib.suppress(OSError):
+            lines = (trial.folder / "log.txt").read_text(errors="replace").splitlines()
+            print(f"  exit code {code}: {''.join(lines[-1:])}")
 
 
 def end_with_parent():

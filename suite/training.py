@@ -219,13 +219,16 @@ class Training:
             raise End(NOT_FINITE, why)
 
     def log(self):
-        """A row of curve.csv, means since the last one; waits for the device."""
+        """Add a row to curve.csv, the means since the last one; report progress to --all."""
         self.require_finite()
         means = self.means()
         for x in self.sums.values():
             x.zero_()
         rate, seconds = self.task.rate(self.iteration), round(self.seconds, 3)
         self.rows.append([self.iteration, *means, rate, seconds])
+        share = self.iteration / self.args.iterations
+        progress = dict(share=share, accuracy=means[1], duration=self.seconds / share)
+        files.write_json(self.folder / "progress.json", progress, durable=False)
 
     def means(self):
         """Of loss and accuracy since the last row of curve.csv."""
@@ -251,7 +254,7 @@ class Training:
         files.write(self.folder / "curve.csv", "\n".join([*lines, ""]).encode())
 
     def conclude(self):
-        """Evaluate and write result.json; the checkpoint before the last is of no more use."""
+        """Evaluate and write result.json; delete what only an unfinished trial needs."""
         if self.iteration < self.args.iterations:  # --evaluate, and last.pt was damaged
             raise End(FAILED, f"{self.folder} has no checkpoint of its last iteration")
         self.write_curve()
@@ -270,4 +273,5 @@ class Training:
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         files.write_json(self.folder / "result.json", result)
-        (self.folder / "previous.pt").unlink(missing_ok=True)
+        for name in "previous.pt", "progress.json":
+            (self.folder / name).unlink(missing_ok=True)
