@@ -965,6 +965,34 @@ def test_a_trial_that_another_process_runs_is_left_alone():
     assert wait(child) == 75
 
 
+def rename_folder(words, begin_another):
+    """A task that loses its folder in iteration 6; another process may finish it anew."""
+
+    class Renamed(Reverse):
+        def training_episode(self, i):
+            if i == 6:
+                self.folder.rename("renamed")
+                if begin_another:
+                    assert wait(fork(words)) == 0
+                    shutil.copytree(self.folder, "theirs")
+            return super().training_episode(i)
+
+    return Renamed
+
+
+def test_a_trial_that_loses_its_folder_ends_with_73_and_touches_no_other_ones_files():
+    for flags in "--save-every 10", "--snapshot-every 10", "--log-every 10":
+        words = f"{SMOKE} --iterations 30 --save-every 15 --log-every 15 {flags}"
+        with workplace():
+            said = child_ends(73, words, rename_folder(words, begin_another=True))
+            assert said.count("\n") == 1 and "deleted or renamed" in said
+            ours = {path.name: path.read_bytes() for path in folder_in().rglob("*.*")}
+            kept = {path.name: path.read_bytes() for path in Path("theirs").rglob("*.*")}
+            assert ours == kept and "result.json" in kept
+    child_ends(73, words, rename_folder(words, begin_another=False))
+    assert not list(Path().glob("runs/*/*/*"))
+
+
 def test_what_is_not_finite_ends_a_trial_with_3():
     # Embeddings that were not read: a step of 0 / 0, and the loss is finite
     ends(3, f"{SMOKE} --vocab 999 --eps 0 --save-every 1")
@@ -1412,7 +1440,7 @@ def test_a_folder_that_vanishes_ends_only_its_trial():
     vanishing = next(Path().rglob("last.pt")).parent
     while vanishing.exists():  # its process may just be writing there
         shutil.rmtree(vanishing, ignore_errors=True)
-    assert wait(child) == 1
+    assert wait(child) == 73
     (result,) = find_results()
     assert result.parent != vanishing
 

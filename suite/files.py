@@ -23,6 +23,7 @@ class End(Exception):
 def write(path, content, keep=None, durable=True):
     """Replace `path`; what was there before becomes `keep`. A durable file survives a power
     cut."""
+    require_lock(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -81,6 +82,19 @@ def load(path, device):
 
 
 # -- A trial's folder
+LOCKS = {}  # {folder: its open lock file} of the trials that this process writes
+
+
+def require_lock(path):
+    """End the trial if its folder was deleted or renamed: what is there now is another's."""
+    for folder, file in LOCKS.items():
+        if path.is_relative_to(folder):
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / "lock")):
+                    continue
+            raise End(RUNNING_ELSEWHERE, f"{folder} was deleted or renamed; nothing is saved")
+
+
 @contextlib.contextmanager
 def lock(folder):
     """Create the folder, and keep other processes from it."""
@@ -91,7 +105,11 @@ def lock(folder):
         except BlockingIOError:
             why = f"{folder} is being run by another process"
             raise End(RUNNING_ELSEWHERE, why) from None
-        yield
+        LOCKS[folder] = file
+        try:
+            yield
+        finally:
+            del LOCKS[folder]
 
 
 def clear(folder):

@@ -155,6 +155,8 @@ class Training:
         """Continue from a checkpoint, if there is one, and say so."""
         if self.args.overwrite:
             files.clear(self.folder)
+        if self.args.snapshot_every:
+            (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
         print(
@@ -209,7 +211,6 @@ class Training:
     def save_snapshot(self):
         self.require_finite()
         path = self.folder / "snapshots" / f"{self.iteration:06d}.pt"
-        path.parent.mkdir(exist_ok=True)
         files.save(path, {"config": self.task.config, "model": self.model.state_dict()})
 
     def require_finite(self):
