@@ -262,8 +262,8 @@ def trial_row(path, content):
 def find_kind(script):
     """The subclass of Task in a script, be it one of this suite's or a user's."""
     path = Path(script)
-    if not path.is_file():
-        raise Refused(f"there is no {script}")
+    if path.suffix != ".py" or not path.is_file():
+        raise Refused(f"there is no script {script}")
     sys.path.insert(0, str(path.resolve().parent))
     for found in vars(importlib.import_module(path.stem)).values():
         here = isinstance(found, type) and found.__module__ == path.stem

@@ -257,7 +257,8 @@ class Stability(DualFrequency):
     def measure(self, argv):
         """What stability.json holds."""
         args, device = self.args, machine.choose_device(self.args)
-        snapshots = {int(path.stem): path for path in self.folder.glob("snapshots/*.pt")}
+        paths = self.folder.glob("snapshots/*.pt")
+        snapshots = {int(path.stem): path for path in paths if path.stem.isdigit()}
         if not snapshots:
             makes = "dual_frequency.py --overwrite makes them"
             raise Refused(f"{self.folder} has no snapshots: {makes}")
@@ -270,10 +271,10 @@ class Stability(DualFrequency):
         found = {condition: {} for condition in CONDITIONS}
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
-            files.require_same(
-                path, files.compare_flags(snapshot["config"], self.trained.config)
-            )
-            model.load_state_dict(snapshot["model"])
+            with files.naming(path):
+                what = files.compare_flags(snapshot["config"], self.trained.config)
+                files.require_same(path, what)
+                model.load_state_dict(snapshot["model"])
             of_pairs = stability(model, a, b, args.target)
             means = of_pairs.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):

@@ -926,6 +926,25 @@ def test_damaged_checkpoints_are_passed_over_and_never_kept():
     finish([])
 
 
+def test_a_checkpoint_with_other_content_ends_a_trial_with_1_and_is_kept():
+    child_ends(75, LONG, task_with_signal(signal.SIGTERM))
+    path, good = folder_in() / "last.pt", load_last()
+    for content in (
+        [],
+        {"model": good["model"]},  # a snapshot
+        good | {"processes": []},
+        good | {"model": {}},
+        good | {"optimizer": good["optimizer"] | {"state": 3}},
+        Path(),  # which cannot be loaded
+    ):
+        files.save(path, content)
+        kept = read_checkpoints()
+        assert f"{path} cannot be read" in child_ends(1, LONG)
+        assert read_checkpoints() == kept
+    files.save(path, good)
+    finish([25])
+
+
 def die_at(call):
     """In a child process: it is killed at the n-th open, flush, rename or delete of a file."""
     calls = iter(range(call))
@@ -1149,6 +1168,7 @@ def test_bad_flags_are_refused_before_anything_is_created():
         for words in cases:
             refuses(f"--scale smoke {words}", task)
     refuses(".", report)  # there is no trial
+    refuses(f"'{HERE}/README.md'", report)
     for words in "fig99", "--scale huge", "fig2 --lr x", "--scale smoke --vocab 123":
         refuses(f"'{HERE}/reverse.py' {words}", report)
 
@@ -1208,12 +1228,17 @@ def test_a_checkpoint_or_a_snapshot_of_another_trial_is_refused():
     words = f"{SMOKE} --pairs 8 --train"
     for seed in 0, 1:
         ends(0, f"{words} --seed {seed}", Stability)
+    for path in Path().rglob("000020.pt"):
+        shutil.copy(path, path.with_name("copy of 000020.pt"))  # is not one of the trial's
     for name in "000020.pt", "last.pt":
         ours, theirs = sorted(Path().rglob(name))
         kept = ours.read_bytes()
         shutil.copy(theirs, ours)
         said = ends(2, f"{words} --seed 0 --overwrite", Stability)
         assert "seed 1 there, 0 here" in said
+        files.save(ours, {"config": 3})
+        said = ends(1, f"{words} --seed 0 --overwrite", Stability)
+        assert f"{ours} cannot be read" in said
         ours.write_bytes(kept)
         min(find_results()).unlink()  # so that its training has to go on
     ends(0, SMOKE, Sort)

@@ -19,6 +19,10 @@ class End(Exception):
     """The trial ends here: an exit code and a line that says why."""
 
 
+class Damaged(End):
+    """A checkpoint is not what was written."""
+
+
 # -- Writing and reading
 def write(path, content, keep=None, durable=True):
     """Replace `path`; what was there before becomes `keep`. A durable file survives a power
@@ -55,6 +59,8 @@ def naming(path):
     """Name the file, whatever is in it that cannot be used."""
     try:
         yield
+    except Refused:
+        raise
     except Exception as error:  # noqa: BLE001
         raise End(FAILED, f"{path} cannot be read: {error!r}") from None
 
@@ -77,8 +83,9 @@ def load(path, device):
     content = path.read_bytes()
     saved, digest = content[:-32], content[-32:]
     if hashlib.sha256(saved).digest() != digest:
-        raise End(FAILED, f"{path} is damaged")
-    return torch.load(io.BytesIO(saved), map_location=device, weights_only=True)
+        raise Damaged(FAILED, f"{path} is damaged")
+    with naming(path):
+        return torch.load(io.BytesIO(saved), map_location=device, weights_only=True)
 
 
 # -- A trial's folder
@@ -156,8 +163,7 @@ def is_finished(task):
     if content is None:
         return False
     with naming(path):
-        what = compare_trial(content, task)
-    require_same(path, what)
+        require_same(path, compare_trial(content, task))
     return True
 
 

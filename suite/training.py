@@ -174,13 +174,17 @@ class Training:
                 if path.exists():
                     self.resume(path)
                     return
-            except End as damaged:
+            except files.Damaged as damaged:
                 print(f"{damaged.args[1]}, so it is passed over", file=sys.stderr)
                 path.unlink()  # or the next save would make it previous.pt
 
     def resume(self, path):
         saved = files.load(path, self.device)
-        files.require_same(path, files.compare_trial(saved["processes"][-1], self.task))
+        with files.naming(path):
+            files.require_same(path, files.compare_trial(saved["processes"][-1], self.task))
+            self.set_state(saved)
+
+    def set_state(self, saved):
         self.model.load_state_dict(saved["model"])
         # Our options stay: theirs hold another rate tensor, perhaps on another device
         options = self.optimizer.param_groups
