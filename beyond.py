@@ -107,7 +107,9 @@ common.LAYERS["mamba"] = mamba
 
 class Beyond(Reverse):
     name = "reverse"
-    flags = (Flag("blocks", 1, "mamba: with 2 or more come norms and residuals", int, least=1),)
+    flags = (
+        Flag("blocks", 1, "mamba: 2 or more have norms and residuals", int, least=1, below=100),
+    )
 
     def __init__(self, args, config, folder):
         super().__init__(args, config, folder)

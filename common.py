@@ -486,7 +486,8 @@ def distinct_rows(draw, count, *counters, device="cpu"):
         rows = rows[torch.from_numpy(np.sort(first)).to(device)]
         if len(rows) >= count:
             return rows[:count]
-    raise Refused(f"--held-out: {count} rows are wanted, but only {len(rows)} exist")
+    found = f"only {len(rows)} sequences exist, --held-out is {count}"
+    raise Refused(f"{found}: raise --vocab or --length, or lower --held-out")
 
 
 class HeldOut:
@@ -499,8 +500,8 @@ class HeldOut:
 
     def __init__(self, rows, mass):
         if mass > 0.5:
-            part = f"{mass:.0%} of training, above half"
-            raise Refused(f"--held-out: {len(rows)} rows are {part}")
+            part = f"--held-out {len(rows)} is {mass:.0%} of all sequences, above half"
+            raise Refused(f"{part}: raise --vocab or --length, or lower --held-out")
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
         self.rounds = 1 if mass == 0 else math.ceil(18 / -math.log10(mass))
 

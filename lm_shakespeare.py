@@ -62,10 +62,10 @@ class Shakespeare(Task):
     flags = (
         Flag("pe", "rotary", "encoding of the position", choices=ENCODINGS),
         Flag("tokenizer", "char", "what a token is", choices=TOKENIZERS),
-        Flag("layers", 6, "blocks of attention and network, L", int, least=1),
-        Flag("heads", 6, "attention heads of each block, H", int, least=1),
-        Flag("context", 256, "tokens that are read at once, T", int, least=2),
-        Flag("width", 384, "size of a token's vector, D", int, least=1),
+        Flag("layers", 6, "blocks of attention and network, L", int, least=1, below=100),
+        Flag("heads", 6, "attention heads of each block, H", int, least=1, below=1000),
+        Flag("context", 256, "tokens that are read at once, T", int, least=2, below=20_000),
+        Flag("width", 384, "size of a token's vector, D", int, least=1, below=20_000),
         Flag("batch", 32, "windows per iteration", int, least=1),
         Flag("data", "data/tinyshakespeare.txt", "a plain text", science=False),
     )

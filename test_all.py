@@ -143,6 +143,7 @@ def refuses(words, task=Reverse):
     before = read_files()
     said = ends(2, words, task)
     assert read_files() == before and "usage:" not in said, (words, said)
+    return said
 
 
 def fork(words, task=Reverse, before=None):
@@ -1120,15 +1121,29 @@ def test_a_trial_shows_two_of_its_answers():
 
 
 # -- Flags; many trials
+LONG_NAME = """--amplitude 1.23456789 --bands 0.1234:0.9876 --batch 12345 --beta1 0.123456789
+    --beta2 0.1234567890123 --clip 1.23456789 --combine add --embed 9998 --encode output
+    --eps 0.123456789 --held-out 12345 --hidden 12345 --iterations 12345 --lr 0.1234567890123
+    --pe shuffled --warmup 1234"""
 REFUSED = {  # after --scale smoke
     Reverse: [
         "--all fig2 --precision bf16",
-        "--all fig2 --index 0 --overwrite",
         "--all fig2 --model lstm --vocab 8 --length 1",
         "--index 0",
         "--x 1",
         "--vocab 1",
-        "--vocab 2147483648",
+        "--vocab 2147483646",
+        "--embed 2147483646",
+        "--hidden 2147483646",
+        "--length 2147483646",
+        "--held-out 2147483646",
+        "--batch 2147483646",
+        "--seed 0-50000000 --list",
+        "--jobs 2147483646 --all fig2",
+        "--out file",
+        "--out file/folder",
+        f"--out {'long' * 64}",
+        LONG_NAME,
         "--lr nan",
         "--embed 7",
         "--seed 5-3",
@@ -1150,10 +1165,11 @@ REFUSED = {  # after --scale smoke
         "--held-out 100",
         "--held-out 12 --vocab 2 --length 3",
     ],
-    beyond.Beyond: ["--blocks 2"],
+    beyond.Beyond: ["--blocks 2", "--model mamba --blocks 2147483646"],
+    Shakespeare: ["--layers 2147483646", "--heads 2147483646", "--context 2147483646"],
     Rarity: ["--vocab 8 --meanings 3", "--meanings 16"],
     VariableLength: ["--length 4 --min-length 5", "--encode input"],
-    Predecessor: ["--length 1", "--vocab 3"],
+    Predecessor: ["--length 1", "--vocab 3", "--length 2000000 --vocab 9000000"],
     Stability: [
         "",  # its trial is not trained
         "--train --target 9",
@@ -1164,11 +1180,15 @@ REFUSED = {  # after --scale smoke
 
 
 def test_bad_flags_are_refused_before_anything_is_created():
+    Path("file").touch()
     for task, cases in REFUSED.items():
         for words in cases:
             refuses(f"--scale smoke {words}", task)
     refuses(".", report)  # there is no trial
     refuses(f"'{HERE}/README.md'", report)
+    said = refuses("--vocab 2 --length 4 --model gru --hidden 8")
+    assert "only 16 sequences exist" in said and "raise --vocab or --length" in said
+    assert "hidden=12345" in refuses(LONG_NAME), "the flags that it has are named"
     for words in "fig99", "--scale huge", "fig2 --lr x", "--scale smoke --vocab 123":
         refuses(f"'{HERE}/reverse.py' {words}", report)
 

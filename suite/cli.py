@@ -26,7 +26,7 @@ from suite.task import MOST, SCALES, Flag
 def parse_seeds(text):
     first, dash, last = text.partition("-")
     first, last = int(first), int(last) if dash else int(first)
-    if not 0 <= first <= last < MOST:
+    if not 0 <= first <= last < min(MOST, first + 100):
         raise ValueError
     return range(first, last + 1) if dash else first
 
@@ -41,19 +41,26 @@ def parse_bands(text):
 FLAGS = [
     Flag("model", "lstm", "the layer", choices=common.LAYERS),
     Flag("pe", "sin", "encoding of the time step", choices=common.ENCODINGS),
-    Flag("vocab", 16384, "number of different integers, K", int, least=2),
-    Flag("length", 64, "integers in the input, L", int, least=1),
+    Flag("vocab", 16384, "number of different integers, K", int, least=2, below=10_000_000),
+    Flag("length", 64, "integers in the input, L", int, least=1, below=5000),
     Flag(
         "seed",
         0,
         "of weights, data and held-out set; 0-4: five trials of a figure",
         parse_seeds,
-        wanted="one seed, or a range such as 0-4",
+        wanted="one seed, or a range of at most 100, such as 0-4",
     ),
-    Flag("hidden", 512, "size of the layer's state", int, least=1),
-    Flag("embed", 512, "size of the embedding, and of the encoding", int, least=1),
+    Flag("hidden", 512, "size of the layer's state", int, least=1, below=20_000),
+    Flag(
+        "embed",
+        512,
+        "size of the embedding, and of the encoding",
+        int,
+        least=1,
+        below=10_000,
+    ),
     Flag("iterations", 300_000, "batches to train on", int, least=1),
-    Flag("batch", 512, "sequences per iteration", int, least=1),
+    Flag("batch", 512, "sequences per iteration", int, least=1, below=1_000_000),
     Flag("lr", 1e-3, "peak of the learning rate", float),
     Flag("warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", int),
     Flag(
@@ -62,6 +69,7 @@ FLAGS = [
         "test sequences, never trained on (1024; dual_frequency.py: 64 L)",
         int,
         least=1,
+        below=1_000_000,
     ),
     Flag(
         "combine", "concat", "how encoding and embedding are joined", choices=("concat", "add")
@@ -118,6 +126,7 @@ PLUMBING = [
         "of --all: processes at a time (one per core, on CUDA one per card)",
         int,
         least=1,
+        below=1000,
     ),
     Flag("index", None, "of --all, --list: this trial alone, from 0; for SLURM arrays", int),
 ]
@@ -258,7 +267,13 @@ def name_folder(kind, args, config, defaults):
     for flag, value in config.items():
         if flag not in ("seed", *kind.folder_words) and value != defaults[flag]:
             words.append(flag.replace("_", "-") + ("" if value is True else f"={value}"))
-    return Path(args.out, kind.name, "-".join(words), f"seed{args.seed}")
+    folder = Path(args.out, kind.name, "-".join(words), f"seed{args.seed}")
+    for path in reversed(folder.parents):
+        if len(os.fsencode(path.name)) > 255:
+            raise Refused(f"too many or too long flags for a folder's name: {path.name}")
+        if path.exists() and not path.is_dir():
+            raise Refused(f"--out {args.out}: {path} is not a folder")
+    return folder
 
 
 # -- From a figure to its trials
@@ -295,8 +310,6 @@ def choose_trial(trials, args):
     """That of --index alone."""
     if args.index is None:
         return trials
-    if args.overwrite:
-        raise Refused("--overwrite with --index would start anew at every requeue")
     if args.index >= len(trials):
         raise Refused(f"--index {args.index}: there are {len(trials)} trials, counted from 0")
     return [trials[args.index]]
