@@ -1406,6 +1406,13 @@ def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
     assert all((folder / "log.txt").exists() for folder in (broken, locked, new))
 
 
+def test_a_folder_that_cannot_be_written_is_said_once_and_ends_all():
+    denied = PermissionError(13, "Permission denied", "runs")
+    with mock.patch.object(Path, "mkdir", side_effect=denied):
+        said = ends(1, f"{SMOKE} --all fig2 --jobs 2")
+    assert said.count("Permission denied") == 1 and not read_files()
+
+
 def test_jobs_take_turns_on_the_cards():
     trials, script = trials_of(Reverse, "fig2", "smoke")[:3], Path("script.py")
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")

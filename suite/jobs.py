@@ -69,13 +69,8 @@ class Jobs:
     def begin(self, trial):
         if not self.line.live:
             print(f"begins: {shlex.join(trial.words)}")
-        try:
-            process = start(self.script, trial, self.at_once, self.free[0])
-        except OSError as error:
-            print(error)
-            self.codes.append(FAILED)
-        else:
-            self.running[process] = trial, self.free.pop(0)
+        process = start(self.script, trial, self.at_once, self.free[0])
+        self.running[process] = trial, self.free.pop(0)
 
     def end(self, process):
         trial, card = self.running.pop(process)
