@@ -1193,6 +1193,17 @@ def test_bad_flags_are_refused_before_anything_is_created():
         refuses(f"'{HERE}/reverse.py' {words}", report)
 
 
+def test_the_papers_size_on_a_cpu_is_refused_unless_it_is_asked_for():
+    nothing = {name: lambda *_: 0 for name in ("run_one", "run_many")}
+    with mock.patch.multiple(cli, **nothing):
+        said = refuses("--all fig2 --model gru")
+        for words in "--device cpu", "--iterations 9", "--scale desk":
+            ends(0, f"--all fig2 --model gru {words}")
+        assert "for a GPU" in ends(0, "--model gru"), "a single trial starts"
+        assert "for a GPU" not in ends(0, "--scale quick") + ends(0, "--device cpu")
+    assert "40 trials: " in said and "--scale desk or quick" in said and "--device cpu" in said
+
+
 def test_a_folder_of_other_flags_is_refused():
     ends(0, SMOKE)
     path = folder_in() / "result.json"
@@ -2024,10 +2035,8 @@ def test_stabilitys_target_is_the_papers():
 
 def test_stability_of_a_trial():
     words = f"{SMOKE} --model s4d --pairs 8 --seed 3"
-    said = ends(0, f"{words} --train", Stability)
+    ends(0, f"{words} --train", Stability)
     folder = folder_in()
-    (folder / "log.txt").write_text(f"{said}iteration 1")  # cut by a full disk
-    assert jobs.share_done(folder) == 1
     before = outcome(folder)
     path = folder / "stability.json"
     by_condition = read_json(path)["by_condition"]

@@ -327,7 +327,10 @@ def dispatch(kind, argv):
     if figure is None:
         if args.index is not None:
             raise Refused("--index is for --all and --list")
-        return run_one(make_task(kind, args), argv)
+        task = make_task(kind, args)
+        if why := too_large_here(kind, args, given):
+            print(why)
+        return run_one(task, argv)
     trials = trials_of_figure(kind, args, given, figure)
     if args.list is not None:
         for trial in trials:
@@ -335,7 +338,18 @@ def dispatch(kind, argv):
         return 0
     if args.index is not None:
         return run_one(trials[0].task, trials[0].words)
+    if why := too_large_here(kind, args, given):
+        raise Refused(f"{len(trials)} trials: {why}, or for this one add --device cpu")
     return run_many(kind, args, given, trials)
+
+
+def too_large_here(kind, args, given):
+    """A line if the paper's training would run on a CPU, and nobody has asked for that."""
+    asked = "device" in given or "iterations" in given
+    if args.scale == "paper" and not asked and machine.choose_device(args).type == "cpu":
+        smaller = " or ".join(name for name in kind.scales if name != "paper")
+        time = "a CPU needs days or weeks for each trial"
+        return f"the paper's size is for a GPU, {time}; for a smaller one add --scale {smaller}"
 
 
 def run_one(task, argv):
