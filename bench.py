@@ -11,6 +11,8 @@ take turns in one process.
 Then it says what each figure of the paper costs on this device, in hours of training.
 """
 
+from suite import cli, files, machine  # isort: skip # before PyTorch
+
 import itertools
 import math
 import statistics
@@ -29,7 +31,6 @@ from lm_wikitext import WikiText
 from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
-from suite import cli, files, machine
 from suite.tables import align
 from suite.training import Training
 from variable_length import VariableLength

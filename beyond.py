@@ -8,6 +8,8 @@
 The task is reverse.py's, and so are the folders of its trials.
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 import functools
 import math
 from typing import NamedTuple
@@ -20,7 +22,6 @@ import common
 from common import Refused, select, span
 from delayed_add import which_encoding
 from reverse import AT_DESK, OF_FIG13, Reverse, compare_vectors, cross_models
-from suite import cli
 from suite.figures import (
     AREA,
     BOTH,

@@ -10,8 +10,9 @@ At the paper's size it trains for twice the iterations of the other tasks (Appen
 smaller scales not. The paper found it too hard for GRUs.
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 from common import Episode, uniform_integers
-from suite import cli
 from suite.figures import BOTH, WITH_CONSTANT, WITH_CONTROLS, Contrast, Figure, cross
 from suite.task import SMOKE, Task
 

@@ -11,13 +11,14 @@ counts. The paper: without the clock, what hurts is Rare disturbants, not Rare t
 (section 4.2).
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 import numpy as np
 import torch
 
 import common
 from common import Episode, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
 from reverse import FRESH, Reverse
-from suite import cli
 from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_of
 
 KINDS = "frequent", "rare"

@@ -14,6 +14,8 @@ data/tinyshakespeare/input.txt of karpathy/char-rnn:
 https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 import hashlib
 import itertools
 import math
@@ -27,7 +29,6 @@ from torch import nn
 
 import common
 from common import Episode, Refused
-from suite import cli
 from suite.figures import Contrast, Figure, cross
 from suite.task import SMOKE, Flag, Task
 

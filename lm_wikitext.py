@@ -16,6 +16,8 @@ paragraph of one piece has nothing to predict and is left out. Rare characters, 
 < and > of a "<unk>", become the unknown piece, which is read but not scored.
 """
 
+from suite import cli, fast, files  # isort: skip # before PyTorch
+
 import functools
 import hashlib
 import io
@@ -30,7 +32,6 @@ from torch import nn
 
 import common
 from common import Refused
-from suite import cli, fast, files
 from suite.figures import BOTH, Figure, cross, name_of
 from suite.sweeps import sweep
 from suite.task import SMOKE, Flag, Task

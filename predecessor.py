@@ -9,13 +9,14 @@
 The vocabularies of Fig. 10 are in the released code only.
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 import math
 
 import torch
 
 import common
 from common import Episode, Refused, random_bits, scale_bits, uniform_integers
-from suite import cli
 from suite.figures import BOTH, WITH_CONSTANT, Figure, cross
 from suite.task import SMOKE, Task
 

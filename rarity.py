@@ -11,6 +11,8 @@ token is, and M how much has to be remembered of it. With M = K this is reverse.
 its trials are reverse.py's.
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 import itertools
 import math
 
@@ -18,7 +20,6 @@ from torch import nn
 
 from common import Refused
 from reverse import Reverse
-from suite import cli
 from suite.figures import (
     ACCURACY,
     BOTH,

@@ -11,6 +11,8 @@ intervals (Student's t), and differences with 95% confidence intervals and two-s
 (Welch's t-test). Plots have the paper's intervals, by percentile bootstrap.
 """
 
+from suite import cli, files, plots  # isort: skip # before PyTorch
+
 import argparse
 import csv
 import functools
@@ -31,7 +33,6 @@ from common import Refused
 from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
-from suite import cli, files, plots
 from suite.figures import Result, Results
 from suite.tables import FigureTable, claims_table
 

@@ -12,9 +12,10 @@ The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an
 "can handle a larger vocabulary". The model is in common.py, the loop in suite/training.py.
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 import common
 from common import Episode, distinct_rows, uniform_integers
-from suite import cli
 from suite.figures import (
     BOTH,
     K95,

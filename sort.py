@@ -9,9 +9,10 @@
 Apart from the targets it equals reverse.py.
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 from common import Episode, uniform_integers
 from reverse import DUP
-from suite import cli
 from suite.figures import (
     BOTH,
     WITH_CONSTANT,

@@ -13,6 +13,8 @@ result.json. Letters: P pairs, S sequences, T steps up to the answer, D outputs,
 state, K vocabulary, G gates' inputs.
 """
 
+from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
+
 import math
 import time
 
@@ -32,7 +34,6 @@ from dual_frequency import (
     DualFrequency,
 )
 from reverse import TITLE
-from suite import cli, fast, files, machine, training
 from suite.figures import Claim, Figure, name_of
 from suite.task import Flag
 

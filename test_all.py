@@ -1925,6 +1925,16 @@ FLOORS = """
 """
 
 
+def test_every_script_looks_at_python_before_it_imports_pytorch():
+    old = "import runpy, sys; sys.version_info = (3, 10, 9); sys.argv = ['']; "
+    old += "sys.modules.update(torch=None, numpy=None); "  # which may not be installed
+    for path in HERE.glob("*.py"):
+        if path.name not in ("common.py", "test_all.py"):
+            code, out, err = process("-c", f"{old}runpy.run_path({str(path)!r})")
+            assert code == 2 and not out and err.count("\n") == 1, (path, err)
+            assert "Python 3.11 or later" in err
+
+
 def test_imports_run_down_only():
     """Every file imports those alone that stand before it."""
     floors = FLOORS.split()

@@ -9,13 +9,14 @@
 Each row draws its length (Appendix B); what a short row leaves over is commands.
 """
 
+from suite import cli  # isort: skip # before PyTorch
+
 import torch
 import torch.nn.functional as F
 
 import common
 from common import Episode, Refused, distinct_rows, uniform_integers
 from reverse import LARGE, OF_FIG13, Reverse, compare_vectors
-from suite import cli
 from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_of
 from suite.task import Flag
 
