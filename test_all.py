@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import traceback
 from collections import Counter
@@ -897,6 +898,51 @@ def test_a_trial_saves_although_nothing_can_be_printed():
             assert load_last()["iteration"] == 25
             assert wait(fork(LONG, Reverse, before)) == 0, stream
             assert outcome(folder_in()) == run_undisturbed()
+
+
+def stall(stream):
+    """In a child process: nobody reads what is printed from now on, until it cannot go on."""
+    if stream == "a full pipe":
+        _, there = os.pipe()
+    else:
+        _, there = os.openpty()
+        termios.tcflow(there, termios.TCOOFF)  # as Ctrl-S does
+    os.set_blocking(there, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(there, b"x")
+    os.set_blocking(there, True)
+    for number in 1, 2:
+        os.dup2(there, number)
+
+
+def test_a_signal_saves_within_a_second_although_the_output_is_stalled():
+    for stream in "a full pipe", "a stopped terminal":
+
+        class Stalled(Reverse):
+            def training_episode(self, i):
+                if i == 25:
+                    stall(stream)  # noqa: B023
+                return super().training_episode(i)
+
+        with workplace():
+            child = fork(LONG, Stalled)
+            wait_for(lambda: len(read_checkpoints()) == 3)  # of iterations 10, 15 and 20
+            time.sleep(0.5)
+            assert load_last()["iteration"] == 20, "it waits"
+            os.kill(child, signal.SIGTERM)
+            time.sleep(1)
+            os.kill(child, signal.SIGKILL)  # nothing to one that has ended
+            assert wait(child) == 75, stream
+            finish([30])
+
+
+def test_a_terminal_that_is_not_utf_8_trains():
+    with mock.patch.dict(os.environ, PYTHONIOENCODING="ascii", PYTHONUTF8="0"):
+        words = f"{HERE}/reverse.py {SMOKE} --iterations 2 --out \u00e9"
+        code, out, err = process(*shlex.split(words))
+    assert code == 0 and not err and "\\xe9/reverse" in out, (out, err)
+    assert Path("\u00e9").is_dir()
 
 
 def damage(content):

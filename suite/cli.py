@@ -394,8 +394,11 @@ class Stop:
                 signal.signal(number, self.hear)
 
     def hear(self, number, frame):
+        # What waits for a stalled output goes on, and what is said from now on may be lost
+        set_blocking(False)
         if self.requested:
             if number == signal.SIGINT:
+                set_blocking(True)
                 os._exit(130)
         else:
             self.requested = True
@@ -411,28 +414,38 @@ class Stop:
             raise KeyboardInterrupt
 
 
-class Lossy:
-    """A stream that writes at once, and drops what cannot be written: a closed terminal, a
-    broken pipe or a full log must not end a trial before it has saved."""
+class Output(io.FileIO):
+    """Writes at once, and drops what cannot be written: a closed terminal, a broken pipe or a
+    full log must not end a trial before it has saved."""
 
-    def __init__(self, stream):
-        self.stream = stream or io.StringIO()  # None: it was closed
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-    def write(self, text):
+    def write(self, content):
         with contextlib.suppress(OSError):
-            self.stream.write(text)
-            self.stream.flush()
+            super().write(content)
+        return len(content)
 
-    def flush(self):
-        """`write` has done it."""
+
+def make_output(stream):
+    """The same stream with an Output below it, which has no buffer."""
+    if stream is None:  # it was closed
+        return open(os.devnull, "w")
+    try:
+        raw = Output(stream.fileno(), "w", closefd=False)
+    except OSError:  # no file, but a notebook's stream
+        return stream
+    options = dict(encoding=stream.encoding, errors="backslashreplace")
+    return io.TextIOWrapper(raw, **options, write_through=True)
+
+
+def set_blocking(blocking):
+    """Whether this process waits for a stopped terminal or a full pipe."""
+    for number in 1, 2:
+        with contextlib.suppress(OSError):  # it was closed
+            os.set_blocking(number, blocking)
 
 
 def exit_code(name, work):
     """The exit code of work(); what goes wrong is said in one line."""
-    sys.stdout, sys.stderr = Lossy(sys.stdout), Lossy(sys.stderr)
+    sys.stdout, sys.stderr = make_output(sys.stdout), make_output(sys.stderr)
     try:
         return work()
     except KeyboardInterrupt:
@@ -452,4 +465,5 @@ def exit_code(name, work):
         code = files.FAILED
         why = "out of memory: lower --batch, --hidden, --embed or --vocab"
     print(f"{name}: {' '.join(str(why).split())}", file=sys.stderr if code else sys.stdout)
+    set_blocking(True)
     return code
