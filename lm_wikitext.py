@@ -33,7 +33,7 @@ from torch import nn
 import common
 from common import Refused
 from suite.figures import BOTH, Figure, cross, name_of
-from suite.sweeps import sweep
+from suite.rnn_kernels import scan
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
@@ -264,7 +264,7 @@ def features(model, batch, engine):
         embedded, pieces = fast.used_embeddings(model, batch.inputs)
         table, clock = fast.input_products(model, embedded, len(batch.sizes))
         sizes = batch.sizes.tolist()
-        found = sweep(model.layer, table, clock, pieces, sizes, engine.compiled)
+        found = scan(model.layer, table, clock, pieces, sizes, engine.compiled)
     return found if batch.answered is None else found.index_select(0, batch.answered)
 
 

@@ -63,8 +63,8 @@ from suite import (
     jobs,
     machine,
     plots,
+    rnn_kernels,
     statistics,
-    sweeps,
     tables,
     training,
 )
@@ -780,7 +780,7 @@ def test_engines_agree_with_every_encoding_and_task_and_at_sizes_of_1_to_3():
 
 def as_on_cuda():
     """The steps that are written for CUDA compute."""
-    return mock.patch.object(sweeps, "choose_step", lambda step, *_: step)
+    return mock.patch.object(rnn_kernels, "choose_step", lambda step, *_: step)
 
 
 def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
@@ -1960,7 +1960,7 @@ def test_readme_commands_run():
 FLOORS = """
     common
     statistics figures files
-    graphs sweeps fast task machine
+    graphs rnn_kernels fast task machine
     progress training plots
     jobs cli
     tables

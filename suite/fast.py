@@ -1,8 +1,8 @@
 """What common.py's models compute, faster: the same numbers, as the tests demand.
 
 The input weights meet every integer and every step once, not every row: a layer's input
-is table[token] + clock[t]. GRU and LSTM are swept by hand (sweeps.py). S4D convolves only what
-is answered, and what all rows share only once.
+is table[token] + clock[t]. GRU and LSTM are scanned by hand (rnn_kernels.py). S4D convolves
+only what is answered, and what all rows share only once.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import common
-from suite import sweeps
+from suite import rnn_kernels
 from suite.graphs import pointwise
 
 KNOWN = common.GRU, common.LSTM, common.S4D  # the layers that this engine has
@@ -124,5 +124,5 @@ def features(model, episode, compiled=False):
         clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
         return s4d_features(layer, table, clock, tokens, steps, compiled)
-    h = sweeps.sweep(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
+    h = rnn_kernels.scan(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)

@@ -1,4 +1,4 @@
-"""GRU and LSTM, faster: swept by hand, through time and back; torch.nn's but for rounding.
+"""GRU and LSTM, faster: scanned by hand, through time and back; torch.nn's but for rounding.
 
 A step is one product with the state and one pointwise function. The function is written
 twice: for CUDA, where torch.compile makes one loop of it, and for a CPU as a few
@@ -163,7 +163,7 @@ def choose_step(step, in_place, device, compiled):
     return in_place if device.type == "cpu" else pointwise(step, compiled)
 
 
-# -- The sweeps; x_of[t] is what step t has of x
+# -- The scans; x_of[t] is what step t has of x
 def split_tokens(tokens, sizes):
     """Those of every step; None after their end."""
     tokens_of, start = [], 0
@@ -196,7 +196,7 @@ def input_gradients(d_x, tokens, sizes, table_rows, dtype):
     return d_table, torch.stack([d.sum(0) for d in d_x.split(sizes)])
 
 
-class Sweep(torch.autograd.Function):
+class RecurrentScan(torch.autograd.Function):
     """table (R, G), clock (T, G), tokens (n,), ..., weight (G, H), bias (H,) -> h (N, H).
 
     The bias is a GRU's, of its candidate state, inside the reset gate; an LSTM has None.
@@ -286,8 +286,8 @@ class Sweep(torch.autograd.Function):
         return d_table, d_clock, None, None, None, d_weight.to(dtype), d_bias
 
 
-def sweep(layer, table, clock, tokens, sizes, compiled):
+def scan(layer, table, clock, tokens, sizes, compiled):
     bias = None
     if isinstance(layer, torch.nn.GRU):
         bias = layer.bias_hh_l0[-layer.hidden_size :]
-    return Sweep.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0, bias)
+    return RecurrentScan.apply(table, clock, tokens, sizes, compiled, layer.weight_hh_l0, bias)
