@@ -36,18 +36,23 @@ requeue_if() {
 
 # Only this shell gets USR1, and bash runs a trap only while it waits: hence the `&`. TERM goes to all processes, and
 # all are killed KillWait (30 seconds) later, even if Python is not done by then: so it requeues first.
-trap 'kill -TERM $! 2>/dev/null' USR1
-trap 'kill -TERM $! 2>/dev/null; requeue_if "JobState=COMPLETING.*( Reason=TimeLimit| PreemptTime=[0-9])"' TERM
+stop() { stopped=yes && kill -TERM $! 2>/dev/null; }
+trap stop USR1 INT HUP
+trap 'stop; requeue_if "JobState=COMPLETING.*( Reason=TimeLimit| PreemptTime=[0-9])"' TERM
 while true; do
     "${PYTHON:-python}" "$1" --all "${@:2}" --index "$SLURM_ARRAY_TASK_ID" &
+    [[ ! $stopped ]] || stop # it was too early for Python
     while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends `wait` early
     wait $!
     code=$?
     [[ $code == 73 && $SECONDS -lt 60 ]] || break # running elsewhere: a cancelled element may still be saving
     sleep 10 &
-    wait $! || break
+    wait $! || { code=75 && break; }
 done
-[[ $code != 143 ]] || code=75 # TERM came before Python listened
+if [[ $code == @(129|138|143) ]]; then # a signal came before Python listened
+    code=75
+    echo "slurm_array.sh: stopped; the same command continues" >&2
+fi
 trap 'exit "$code"' TERM
 [[ $code != 75 || $unanswered ]] || requeue_if "JobState=RUNNING "
 exit "$code"

@@ -869,6 +869,45 @@ def test_a_second_ctrl_c_ends_at_once():
     assert load_last()["iteration"] == 20
 
 
+FAKE_TORCH = """
+import os, time
+receiver = os.getpid() if os.environ["TO"] == "python" else os.getppid()
+os.kill(receiver, int(os.environ["SIGNAL"]))
+time.sleep(60)
+"""
+
+
+def stop_early(number, words, to):
+    """Send a signal to a program while it imports PyTorch -> (exit code, stderr)."""
+    Path("torch.py").write_text(FAKE_TORCH)
+    Path("scontrol").write_text("#!/bin/sh\necho JobState=CANCELLED")  # nothing to requeue
+    Path("scontrol").chmod(0o755)
+    here = Path.cwd()
+    done = subprocess.run(
+        words,
+        cwd=HERE,
+        env=os.environ
+        | dict(PATH=f"{here}:{os.environ['PATH']}", PYTHON=sys.executable, TO=to)
+        | dict(PYTHONPATH=str(here), SIGNAL=str(int(number)), SLURM_ARRAY_TASK_ID="0"),
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: [signal.signal(x, signal.SIG_DFL) for x in SIGNALS],
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_signal_while_pytorch_is_imported_ends_with_75_and_one_line():
+    scripts = {task.script() for task in report.TASKS}
+    for script, number in zip(sorted(scripts), cycle(SIGNALS)):
+        code, err = stop_early(number, [sys.executable, script], "python")
+        assert (code, err) == (75, f"{script}: stopped; the same command continues\n")
+    for number in SIGNALS:
+        words = f"bash slurm_array.sh reverse.py fig2 {SMOKE}".split()
+        code, err = stop_early(number, words, "bash")
+        assert (code, err) == (75, "reverse.py: stopped; the same command continues\n")
+
+
 def test_nohup_is_respected():
     ignore = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
     child_ends(0, LONG, task_with_signal(signal.SIGHUP), ignore)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import common
 from common import Refused
-from suite import files, jobs, machine, training
+from suite import files, jobs, leave, listen, machine, training
 from suite.figures import cross
 from suite.task import MOST, SCALES, Flag
 
@@ -384,14 +384,13 @@ def run_many(kind, args, given, trials):
 
 # -- How a process ends
 class Stop:
-    """Hears signals, from a trial's first line on. Inside `between_iterations` the first only
-    sets `requested`; outside it raises KeyboardInterrupt. A second Ctrl-C exits at once."""
+    """Hears signals, which suite/__init__.py did until now. Inside `between_iterations` the
+    first only sets `requested`; outside it raises KeyboardInterrupt. A second Ctrl-C exits at
+    once."""
 
     def __init__(self):
         self.requested = self.iterating = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup does
-                signal.signal(number, self.hear)
+        listen(self.hear)
 
     def hear(self, number, frame):
         # What waits for a stalled output goes on, and what is said from now on may be lost
@@ -447,6 +446,7 @@ def exit_code(name, work):
     """The exit code of work(); what goes wrong is said in one line."""
     sys.stdout, sys.stderr = make_output(sys.stdout), make_output(sys.stderr)
     try:
+        Stop()  # from here on a signal raises KeyboardInterrupt
         return work()
     except KeyboardInterrupt:
         command = "the same command"
@@ -464,6 +464,8 @@ def exit_code(name, work):
             raise
         code = files.FAILED
         why = "out of memory: lower --batch, --hidden, --embed or --vocab"
+    finally:
+        listen(leave)
     print(f"{name}: {' '.join(str(why).split())}", file=sys.stderr if code else sys.stdout)
     set_blocking(True)
     return code
