@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import Refused, select, span
+from common import UsageError, select, span
 from delayed_add import which_encoding
 from reverse import AT_DESK, OF_FIG13, Reverse, compare_vectors, cross_models
 from suite.figures import (
@@ -119,7 +119,7 @@ class Beyond(Reverse):
 
     def check(self):
         if self.args.blocks > 1 and self.args.model != "mamba":
-            raise Refused(f"--blocks is for --model mamba, not {self.args.model}")
+            raise UsageError(f"--blocks is for --model mamba, not {self.args.model}")
         super().check()
 
     def layer(self):

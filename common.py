@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class Refused(ValueError):
+class UsageError(ValueError):
     """The user's mistake, said in one line."""
 
 
@@ -241,13 +241,13 @@ class Sinusoid(Encoding):
 
     def make(self, positions, size):
         if size % 2:
-            raise Refused(f"--embed {size} is odd: a sinusoid is pairs of sine and cosine")
+            raise UsageError(f"--embed {size} is odd: a sinusoid is pairs of sine and cosine")
         n = size // 2
         low, high = self.bands
         # Frequencies `first` to `stop` - 1 are kept
         first, stop = (sum(i / n < end for i in range(n)) for end in self.bands)
         if first == stop:
-            raise Refused(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
+            raise UsageError(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
         table = sinusoid(positions, size)  # in double precision
         table[:, : 2 * first] = 0
         table[:, 2 * stop :] = 0
@@ -297,7 +297,7 @@ class Counter(Encoding):
     def make(self, positions, size):
         digits = max(1, (positions - 1).bit_length())
         if size < digits:
-            raise Refused(f"--embed {size}: {positions} steps have {digits} binary digits")
+            raise UsageError(f"--embed {size}: {positions} steps have {digits} binary digits")
         column = torch.arange(size) % digits
         digit = (torch.arange(positions)[:, None] >> column) & 1  # (positions, size)
         return (2 * digit - 1) / math.sqrt(size)
@@ -487,7 +487,7 @@ def distinct_rows(draw, count, *counters, device="cpu"):
         if len(rows) >= count:
             return rows[:count]
     found = f"only {len(rows)} sequences exist, --held-out is {count}"
-    raise Refused(f"{found}: raise --vocab or --length, or lower --held-out")
+    raise UsageError(f"{found}: raise --vocab or --length, or lower --held-out")
 
 
 class HeldOut:
@@ -501,7 +501,7 @@ class HeldOut:
     def __init__(self, rows, mass):
         if mass > 0.5:
             part = f"--held-out {len(rows)} is {mass:.0%} of all sequences, above half"
-            raise Refused(f"{part}: raise --vocab or --length, or lower --held-out")
+            raise UsageError(f"{part}: raise --vocab or --length, or lower --held-out")
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
         self.rounds = 1 if mass == 0 else math.ceil(18 / -math.log10(mass))
 

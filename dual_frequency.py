@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import common
-from common import Episode, Refused, distinct_rows, random_bits, scale_bits, uniform_integers
+from common import Episode, UsageError, distinct_rows, random_bits, scale_bits, uniform_integers
 from reverse import FRESH, Reverse
 from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_of
 
@@ -42,9 +42,9 @@ class DualFrequency(Reverse):
     def check(self):
         cells = len(CONDITIONS) * self.length
         if self.vocab % 2:
-            raise Refused(f"half of the vocabulary is Rare: --vocab {self.vocab} is odd")
+            raise UsageError(f"half of the vocabulary is Rare: --vocab {self.vocab} is odd")
         if self.args.held_out % cells:
-            raise Refused(
+            raise UsageError(
                 f"--held-out has to be a multiple of {cells}, 4 conditions x --length"
             )
         super().check()

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import Episode, Refused
+from common import Episode, UsageError
 from suite.figures import Contrast, Figure, cross
 from suite.task import SMOKE, Flag, Task
 
@@ -92,13 +92,13 @@ class Shakespeare(Task):
     def check(self):
         a = self.args
         if a.width % (2 * a.heads):  # rotary turns pairs
-            raise Refused(f"--width {a.width} is not a multiple of twice --heads {a.heads}")
+            raise UsageError(f"--width {a.width} is not a multiple of twice --heads {a.heads}")
 
     def begin(self):
         """Find the text; its fingerprint belongs to a trial's flags."""
         path = Path(self.args.data)
         if not path.is_file():
-            raise Refused(f"no text at --data {path}; --help says where tiny Shakespeare is")
+            raise UsageError(f"no text at --data {path}; --help says where tiny Shakespeare is")
         self.text = path.read_bytes().decode()
         self.config["text_sha256"] = hashlib.sha256(self.text.encode()).hexdigest()
 
@@ -111,7 +111,7 @@ class Shakespeare(Task):
         shorter = min(map(len, self.parts))
         if context >= shorter:
             has = f"one part has {shorter} tokens"
-            raise Refused(f"--context {context} needs a longer text: {has}")
+            raise UsageError(f"--context {context} needs a longer text: {has}")
         self.at_once = max(1, 2**14 // context)  # windows, in evaluation: whatever --batch is
         self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.parts]
 
@@ -242,7 +242,7 @@ def tokenize(text, name):
     train, valid = tokens[:cut], tokens[cut:]
     if name == "bpe":
         if len(types) > TYPES:
-            raise Refused(f"--tokenizer bpe is for at most {TYPES} characters")
+            raise UsageError(f"--tokenizer bpe is for at most {TYPES} characters")
         types, train, valid = pair_up(types, bytes(train), bytes(valid))
     return types, torch.tensor(list(train)), torch.tensor(list(valid))
 

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import Refused
+from common import UsageError
 from suite.figures import BOTH, Figure, cross, name_of
 from suite.rnn_kernels import scan
 from suite.task import SMOKE, Flag, Task
@@ -73,7 +73,7 @@ class WikiText(Task):
                 make_tokens(data, self.vocab, self.tokens)
             raise files.End(0, f"tokens in {self.tokens}")
         if not pieces.exists():
-            raise Refused("no tokens yet: the same flags with --prepare make them")
+            raise UsageError("no tokens yet: the same flags with --prepare make them")
         tokens = tuple(sorted(self.tokens.glob("[a-z]*")))  # all that make_tokens wrote
         self.config |= {"text_sha256": text, "tokens_sha256": digest(tokens)}
 
@@ -272,7 +272,7 @@ def features(model, batch, engine):
 def text_sha256(data):
     raw = tuple(data / f"wiki.{split}.raw" for split in SPLITS)
     if not all(path.is_file() for path in raw):
-        raise Refused(f"--data {data} is no folder of {NAMES}; see --help")
+        raise UsageError(f"--data {data} is no folder of {NAMES}; see --help")
     return digest(raw)
 
 
@@ -307,7 +307,7 @@ def make_tokens(data, vocab, folder):
         )
     except RuntimeError as error:
         why = str(error).rpartition("] ")[2]
-        raise Refused(f"--vocab {vocab} does not suit the text: {why}") from None
+        raise UsageError(f"--vocab {vocab} does not suit the text: {why}") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     folder.mkdir(exist_ok=True)
     for split, paragraphs in texts.items():

@@ -16,7 +16,7 @@ import math
 import torch
 
 import common
-from common import Episode, Refused, random_bits, scale_bits, uniform_integers
+from common import Episode, UsageError, random_bits, scale_bits, uniform_integers
 from suite.figures import BOTH, WITH_CONSTANT, Figure, cross
 from suite.task import SMOKE, Task
 
@@ -32,7 +32,7 @@ class Predecessor(Task):
     def check(self):
         if not 2 <= self.length <= self.vocab:
             most = f"--vocab {self.vocab}, as the integers are different"
-            raise Refused(f"--length has to be from 2 to {most}")
+            raise UsageError(f"--length has to be from 2 to {most}")
         super().check()
 
     def positions(self):

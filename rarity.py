@@ -18,7 +18,7 @@ import math
 
 from torch import nn
 
-from common import Refused
+from common import UsageError
 from reverse import Reverse
 from suite.figures import (
     ACCURACY,
@@ -52,7 +52,7 @@ class Rarity(Reverse):
 
     def check(self):
         if self.vocab % self.meanings:
-            raise Refused(f"--meanings {self.meanings} does not divide --vocab {self.vocab}")
+            raise UsageError(f"--meanings {self.meanings} does not divide --vocab {self.vocab}")
         super().check()
 
     def model(self):

@@ -29,7 +29,7 @@ import numpy as np
 
 import bench
 from beyond import Beyond
-from common import Refused
+from common import UsageError
 from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
@@ -221,7 +221,7 @@ def replace_part(text, name, lines):
     head, _, rest = text.partition(begin)
     _, marker, tail = rest.partition(end)
     if not marker:
-        raise Refused(f"the page needs two lines, {begin} and {end}")
+        raise UsageError(f"the page needs two lines, {begin} and {end}")
     return "\n".join([f"{head}{begin}", *lines, f"{end}{tail}"])
 
 
@@ -264,13 +264,13 @@ def find_kind(script):
     """The subclass of Task in a script, be it one of this suite's or a user's."""
     path = Path(script)
     if path.suffix != ".py" or not path.is_file():
-        raise Refused(f"there is no script {script}")
+        raise UsageError(f"there is no script {script}")
     sys.path.insert(0, str(path.resolve().parent))
     for found in vars(importlib.import_module(path.stem)).values():
         here = isinstance(found, type) and found.__module__ == path.stem
         if here and "figures" in vars(found):
             return found
-    raise Refused(f"{script} has no figures")
+    raise UsageError(f"{script} has no figures")
 
 
 def main():
@@ -298,7 +298,7 @@ def dispatch(args, names, words):
     if names and Path(names[0]).is_dir():
         rows = trials_csv(names[0])
         if not rows.strip():
-            raise Refused(f"{names[0]} has no finished trial")
+            raise UsageError(f"{names[0]} has no finished trial")
         print(rows, end="")
         return 0
     kinds = [find_kind(names[0])] if names else TASKS
@@ -307,10 +307,10 @@ def dispatch(args, names, words):
     for kind, name in figures:
         if name not in kind.figures:
             known = ", ".join(kind.figures)
-            raise Refused(f"{names[0]} has no figure {name}: choose from {known}")
+            raise UsageError(f"{names[0]} has no figure {name}: choose from {known}")
         try:
             lines = list(section(kind, name, args.scale, args.out, words, brief=args.brief))
-        except Refused:  # it has no such trials
+        except UsageError:  # it has no such trials
             if names[1:]:
                 raise
             continue
@@ -319,7 +319,7 @@ def dispatch(args, names, words):
         found = True
         print(*lines, sep="\n")
     if not found:
-        raise Refused(f"no figure has trials of {' '.join(['--scale', args.scale, *words])}")
+        raise UsageError(f"no figure has trials of {' '.join(['--scale', args.scale, *words])}")
     return 0
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import Refused
+from common import UsageError
 from dual_frequency import (
     AMONG_FREQUENT,
     AMONG_RARE,
@@ -232,21 +232,21 @@ class Stability(DualFrequency):
         super().check()
         a = self.args
         if a.pairs % len(CONDITIONS):
-            raise Refused(f"--pairs {a.pairs} is not a multiple of 4, one part a condition")
+            raise UsageError(f"--pairs {a.pairs} is not a multiple of 4, one part a condition")
         if not common.ENCODINGS[a.pe].fast:
-            raise Refused(f"--pe {a.pe} has a `join` that is not known here")
+            raise UsageError(f"--pe {a.pe} has a `join` that is not known here")
         if not 0 < a.snapshot_every <= a.iterations:
-            raise Refused(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
+            raise UsageError(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
         if a.target > self.length:
             where = f"outside the input: choose from 1 to {self.length}"
-            raise Refused(f"--target {a.target} is {where}")
+            raise UsageError(f"--target {a.target} is {where}")
 
     def run(self, argv, stop):
         """Show stability.json; where there is none, train if need be, and evaluate."""
         path = self.folder / self.file
         if not files.is_finished(self):
             if not self.args.train and not files.is_finished(self.trained):
-                raise Refused(f"{self.folder} is not trained to its end: --train does that")
+                raise UsageError(f"{self.folder} is not trained to its end: --train does that")
             training.train(self.trained, argv, stop)
             with files.lock(self.folder):
                 files.write_json(path, self.measure(argv))
@@ -262,7 +262,7 @@ class Stability(DualFrequency):
         snapshots = {int(path.stem): path for path in paths if path.stem.isdigit()}
         if not snapshots:
             makes = "dual_frequency.py --overwrite makes them"
-            raise Refused(f"{self.folder} has no snapshots: {makes}")
+            raise UsageError(f"{self.folder} has no snapshots: {makes}")
         engine = machine.Engine("torch", deterministic=args.deterministic)
         machine.prepare(engine, device, args.hidden)  # training in this process has set its own
         started = time.perf_counter()

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import Episode, Refused, distinct_rows, uniform_integers
+from common import Episode, UsageError, distinct_rows, uniform_integers
 from reverse import LARGE, OF_FIG13, Reverse, compare_vectors
 from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_of
 from suite.task import Flag
@@ -40,7 +40,7 @@ class VariableLength(Reverse):
 
     def check(self):
         if self.args.min_length > self.length:
-            raise Refused(
+            raise UsageError(
                 f"--min-length {self.args.min_length} is above --length {self.length}"
             )
         super().check()

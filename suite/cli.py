@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import common
-from common import Refused
+from common import UsageError
 from suite import files, jobs, leave, listen, machine, training
 from suite.figures import cross
 from suite.task import MOST, SCALES, Flag
@@ -247,7 +247,7 @@ def make_task(kind, args, **row):
     """The task of one trial, whose flags fit together; `row` overrides `args`."""
     args = argparse.Namespace(**(vars(args) | row))
     if isinstance(args.seed, range):
-        raise Refused("--seed takes a range with --list, --all and report.py alone")
+        raise UsageError("--seed takes a range with --list, --all and report.py alone")
     defaults = defaults_of(kind) | kind.defaults(args)  # the paper's, and what follows
     for flag, value in defaults.items():
         if getattr(args, flag) is None:
@@ -270,9 +270,9 @@ def name_folder(kind, args, config, defaults):
     folder = Path(args.out, kind.name, "-".join(words), f"seed{args.seed}")
     for path in reversed(folder.parents):
         if len(os.fsencode(path.name)) > 255:
-            raise Refused(f"too many or too long flags for a folder's name: {path.name}")
+            raise UsageError(f"too many or too long flags for a folder's name: {path.name}")
         if path.exists() and not path.is_dir():
-            raise Refused(f"--out {args.out}: {path} is not a folder")
+            raise UsageError(f"--out {args.out}: {path} is not a folder")
     return folder
 
 
@@ -285,7 +285,7 @@ def trials_of_figure(kind, args, given, figure):
     """
     if figure and args.scale not in kind.figures[figure].grids:
         has = " and ".join(kind.figures[figure].grids)
-        raise Refused(f"{figure} has no {args.scale} scale; it has {has}")
+        raise UsageError(f"{figure} has no {args.scale} scale; it has {has}")
     trials = {}
     for name in [figure] if figure else kind.figures:
         for row in kind.figures[name].grids.get(args.scale, []):
@@ -297,7 +297,7 @@ def trials_of_figure(kind, args, given, figure):
                 trials.setdefault(trial.folder, trial)
     if not trials:
         what = f"{figure or kind.script()} at --scale {args.scale}"
-        raise Refused(f"no trial of {what} has the flags given, or its grid is still empty")
+        raise UsageError(f"no trial of {what} has the flags given, or its grid is still empty")
     return choose_trial(list(trials.values()), args)
 
 
@@ -311,7 +311,9 @@ def choose_trial(trials, args):
     if args.index is None:
         return trials
     if args.index >= len(trials):
-        raise Refused(f"--index {args.index}: there are {len(trials)} trials, counted from 0")
+        raise UsageError(
+            f"--index {args.index}: there are {len(trials)} trials, counted from 0"
+        )
     return [trials[args.index]]
 
 
@@ -326,7 +328,7 @@ def dispatch(kind, argv):
     figure = args.all if args.list is None else args.list
     if figure is None:
         if args.index is not None:
-            raise Refused("--index is for --all and --list")
+            raise UsageError("--index is for --all and --list")
         task = make_task(kind, args)
         if why := too_large_here(kind, args, given):
             print(why)
@@ -339,7 +341,7 @@ def dispatch(kind, argv):
     if args.index is not None:
         return run_one(trials[0].task, trials[0].words)
     if why := too_large_here(kind, args, given):
-        raise Refused(f"{len(trials)} trials: {why}, or for this one add --device cpu")
+        raise UsageError(f"{len(trials)} trials: {why}, or for this one add --device cpu")
     return run_many(kind, args, given, trials)
 
 
@@ -453,7 +455,7 @@ def exit_code(name, work):
         if "--overwrite" in sys.argv:
             command += " without --overwrite"
         code, why = files.STOPPED, f"stopped; {command} continues"
-    except Refused as error:
+    except UsageError as error:
         code, why = files.BAD_FLAGS, f"error: {error}"
     except files.End as error:
         code, why = error.args

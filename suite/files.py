@@ -10,7 +10,7 @@ import shutil
 
 import torch
 
-from common import Refused
+from common import UsageError
 
 FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75  # 0: done
 
@@ -59,7 +59,7 @@ def naming(path):
     """Name the file, whatever is in it that cannot be used."""
     try:
         yield
-    except Refused:
+    except UsageError:
         raise
     except Exception as error:  # noqa: BLE001
         raise End(FAILED, f"{path} cannot be read: {error!r}") from None
@@ -151,7 +151,7 @@ def compare_trial(content, task):
 def require_same(path, what):
     """Refuse a file that was edited, or copied from another trial."""
     if what:
-        raise Refused(f"{path} {what} (--overwrite starts anew)")
+        raise UsageError(f"{path} {what} (--overwrite starts anew)")
 
 
 def is_finished(task):

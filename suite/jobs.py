@@ -12,7 +12,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from common import Refused
+from common import UsageError
 from suite import files, machine
 from suite.files import FAILED, STOPPED, End
 from suite.progress import LiveLine, say_left
@@ -109,7 +109,7 @@ class Jobs:
 
 def is_finished(task):
     """None where other flags or a damaged file are in the way: the trial's process says so."""
-    with contextlib.suppress(End, Refused, OSError):
+    with contextlib.suppress(End, UsageError, OSError):
         return files.is_finished(task)
 
 

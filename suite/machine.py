@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import common
-from common import Refused
+from common import UsageError
 from suite import fast, graphs
 
 # Large pages, where Linux leaves the choice to programs: a tenth of an iteration on a CPU
@@ -41,10 +41,12 @@ def cards():
 def choose_device(args):
     found = torch.cuda.is_available()
     if args.device == "cuda" and not found:
-        raise Refused("--device cuda, but PyTorch finds no CUDA device here (use --device cpu)")
+        raise UsageError(
+            "--device cuda, but PyTorch finds no CUDA device here (use --device cpu)"
+        )
     cuda = found and args.device != "cpu"
     if not cuda and args.precision in ("tf32", "bf16"):
-        raise Refused(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
+        raise UsageError(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
     return torch.device("cuda" if cuda else "cpu")
 
 
@@ -87,7 +89,7 @@ def choose_engine(args, device):
     known = known and common.ENCODINGS[args.pe].fast
     if name == "fast" and not known:
         what = f"--model {args.model} with --pe {args.pe}"
-        raise Refused(f"--engine fast does not know {what} (use torch)")
+        raise UsageError(f"--engine fast does not know {what} (use torch)")
     if name == "auto":
         small_lstm = args.model == "lstm" and args.hidden <= 64  # for which torch.nn is good
         name = "fast" if known and (cuda or not small_lstm) else "torch"

@@ -86,10 +86,10 @@ class Task:
         self.vocab, self.length = args.vocab, args.length
 
     def check(self):
-        """Raise common.Refused where flags do not fit together."""
+        """Raise common.UsageError where flags do not fit together."""
         a = self.args
         if a.warmup > a.iterations:
-            raise common.Refused(f"--warmup {a.warmup} is above --iterations {a.iterations}")
+            raise common.UsageError(f"--warmup {a.warmup} is above --iterations {a.iterations}")
         # Made once, which refuses what does not fit
         common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
 

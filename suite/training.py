@@ -13,7 +13,7 @@ import time
 import torch
 
 import common
-from common import Refused
+from common import UsageError
 from suite import files, graphs, machine
 from suite.files import FAILED, NOT_FINITE, End
 from suite.progress import LiveLine, say_left
@@ -44,7 +44,7 @@ def train(task, argv, stop):
 def require_files(folder, *names):
     for name in names:
         if not (folder / name).exists():
-            raise Refused(f"--evaluate: {folder} has no {name}; it is for finished trials")
+            raise UsageError(f"--evaluate: {folder} has no {name}; it is for finished trials")
 
 
 def loop(training, stop):
