@@ -66,12 +66,12 @@ language model counts as its longest, 1,024 steps. Held-out tests and stability 
 
 
 def plain_step(task, device):
-    model, episode = task.model().to(device), task.training_episode(1)
+    model, batch = task.model().to(device), task.training_batch(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    targets = episode.targets.T.flatten()
+    targets = batch.targets.T.flatten()
 
     def step():
-        loss = F.cross_entropy(model(episode).flatten(0, 1), targets)
+        loss = F.cross_entropy(model(batch).flatten(0, 1), targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -39,18 +39,18 @@ class Model(nn.Module):
         self.layer = layer(self.encoding.inputs, hidden)
         self.readout = nn.Linear(hidden, vocab)
 
-    def features(self, episode):
+    def features(self, batch):
         """(M, B, H): the layer's outputs at the answered steps."""
-        tokens = self.embedding(episode.inputs.T)  # (T, B, E)
+        tokens = self.embedding(batch.inputs.T)  # (T, B, E)
         x = self.encoding.join(tokens)  # (T, B, E or 2E)
-        return self.layer(x, episode.steps)
+        return self.layer(x, batch.steps)
 
-    def forward(self, episode):
+    def forward(self, batch):
         """(M, B, K): the logits at the answered steps."""
-        return self.readout(self.features(episode))
+        return self.readout(self.features(batch))
 
 
-class Episode(NamedTuple):
+class Batch(NamedTuple):
     """What a model reads and what it has to answer."""
 
     inputs: torch.Tensor  # (B, T) integers; K is the command
@@ -60,8 +60,8 @@ class Episode(NamedTuple):
     commands: int = 0  # so many last steps read the command in every row
 
     def rows(self, part):
-        """The episode of some of its rows."""
-        return Episode(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
+        """The batch of some of its rows."""
+        return Batch(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
 
     def answers(self):
         """Targets (M B,) in the order of the features, and their weights in a mean."""
@@ -137,20 +137,20 @@ class CrossEntropy(torch.autograd.Function):
         return *d_inputs, None, None, None
 
 
-def loss_and_accuracy(features, readout, episode, score=score):
+def loss_and_accuracy(features, readout, batch, score=score):
     """Mean cross-entropy and fraction correct; features are (M, B, H) or packed, (N, H)."""
-    features, (targets, weights) = features.flatten(0, -2), episode.answers()
+    features, (targets, weights) = features.flatten(0, -2), batch.answers()
     parameters = readout.weight, readout.bias
     return CrossEntropy.apply(features, *parameters, targets, weights, score)
 
 
-def train_step(model, features, episode, optimizer, clip, score=score):
+def train_step(model, features, batch, optimizer, clip, score=score):
     """A step of Adam -> loss and accuracy, without host-device synchronisation.
 
-    features(model, episode) is what an engine computes; `score` may be compiled.
+    features(model, batch) is what an engine computes; `score` may be compiled.
     """
-    h = features(model, episode)
-    loss, accuracy = loss_and_accuracy(h, model.readout, episode, score)
+    h = features(model, batch)
+    loss, accuracy = loss_and_accuracy(h, model.readout, batch, score)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
@@ -519,11 +519,11 @@ class HeldOut:
 
 # -- Metrics (section 4.1, Fig. 2)
 @torch.no_grad()
-def predict(features, readout, episode, batch):
-    """Predictions and cross-entropies, (N, M) each, computed for `batch` rows at a time."""
+def predict(features, readout, batch, batch_size):
+    """Predictions and cross-entropies, (N, M) each, of `batch_size` rows at a time."""
     predictions, losses = [], []
-    for start in range(0, len(episode.inputs), batch):
-        part = episode.rows(slice(start, start + batch))
+    for start in range(0, len(batch.inputs), batch_size):
+        part = batch.rows(slice(start, start + batch_size))
         logits = readout(features(part))  # (M, b, K)
         predictions.append(logits.argmax(-1).T)
         targets = part.targets.T  # (M, b)
@@ -532,14 +532,14 @@ def predict(features, readout, episode, batch):
     return torch.cat(predictions), torch.cat(losses)
 
 
-def sequence_metrics(episode, predictions, losses):
+def sequence_metrics(batch, predictions, losses):
     """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance; all
     without padding, which comes last."""
-    targets, predictions = episode.targets.cpu().numpy(), predictions.cpu().numpy()
+    targets, predictions = batch.targets.cpu().numpy(), predictions.cpu().numpy()
     losses = losses.cpu().numpy()
     answered = np.ones(targets.shape, bool)
-    if episode.weight is not None:
-        answered = episode.weight.cpu().numpy() > 0
+    if batch.weight is not None:
+        answered = batch.weight.cpu().numpy() > 0
     said = np.where(answered, predictions, -1)
     wanted = np.where(answered, targets, -1)
     right = said == wanted  # padding too

@@ -12,7 +12,7 @@ smaller scales not. The paper found it too hard for GRUs.
 
 from suite import cli  # isort: skip # before PyTorch
 
-from common import Episode, uniform_integers
+from common import Batch, uniform_integers
 from suite.figures import BOTH, WITH_CONSTANT, WITH_CONTROLS, Contrast, Figure, cross
 from suite.task import SMOKE, Task
 
@@ -31,9 +31,9 @@ class DelayedAddition(Task):
         """(*shape, 2L): x and y, which are held out together."""
         return uniform_integers(k, (*shape, 2 * self.length), self.vocab)
 
-    def episode(self, rows):
+    def make_batch(self, rows):
         x, y = rows.split(self.length, dim=1)
-        return Episode(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
+        return Batch(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
 
 
 SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)

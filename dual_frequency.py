@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import common
-from common import Episode, UsageError, distinct_rows, random_bits, scale_bits, uniform_integers
+from common import Batch, UsageError, distinct_rows, random_bits, scale_bits, uniform_integers
 from reverse import FRESH, Reverse
 from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_of
 
@@ -98,14 +98,14 @@ class DualFrequency(Reverse):
         stream = self.seed, common.HELD_OUT, number
         return distinct_rows(draw, count, *stream, device=device)
 
-    def test_episode(self):
+    def test_batch(self):
         inputs = self.with_commands(self.held_out.rows)
         each = len(inputs) // (len(CONDITIONS) * self.length)
         position = torch.arange(self.length, device=inputs.device)
         position = position.repeat_interleave(each).repeat(len(CONDITIONS))[:, None]  # (N, 1)
         answered = 2 * self.length - 1 - position  # the step at which that target is answered
         targets = inputs.gather(1, position)
-        return Episode(inputs, targets, answered, commands=self.length)
+        return Batch(inputs, targets, answered, commands=self.length)
 
     def summarise(self, metrics, right):
         """One answer per row: neither whole sequences nor distances."""

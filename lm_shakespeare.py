@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import Episode, UsageError
+from common import Batch, UsageError
 from suite.figures import Contrast, Figure, cross
 from suite.task import SMOKE, Flag, Task
 
@@ -119,22 +119,22 @@ class Shakespeare(Task):
         a = self.args
         return Transformer(a.pe, len(self.types), a.width, a.heads, a.layers, a.context)
 
-    def episode(self, windows):
+    def make_batch(self, windows):
         """(B, T+1) tokens: each is answered by the next one."""
-        return Episode(windows[:, :-1], windows[:, 1:], slice(None))
+        return Batch(windows[:, :-1], windows[:, 1:], slice(None))
 
-    def training_episode(self, i):
+    def training_batch(self, i):
         train, _ = self.windows
         k = common.key(self.seed, common.TRAINING, i, device=train.device)
-        return self.episode(train[common.uniform_integers(k, (self.batch,), len(train))])
+        return self.make_batch(train[common.uniform_integers(k, (self.batch,), len(train))])
 
     @torch.no_grad()
     def perplexity_of(self, model, windows):
         total = 0
         for part in windows.split(self.at_once):
-            episode = self.episode(part)
-            features = model.features(episode)
-            loss, _ = common.loss_and_accuracy(features, model.readout, episode)
+            batch = self.make_batch(part)
+            features = model.features(batch)
+            loss, _ = common.loss_and_accuracy(features, model.readout, batch)
             total += loss.double() * len(part)
         return common.perplexity(total / len(windows))
 
@@ -335,9 +335,9 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def features(self, episode):
+    def features(self, batch):
         """(T, B, D), what is read out."""
-        x = self.position(self.embedding(episode.inputs))  # (B, T, D)
+        x = self.position(self.embedding(batch.inputs))  # (B, T, D)
         for block in self.blocks:
             x = block(x)
         return self.norm(x).transpose(0, 1)

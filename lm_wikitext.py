@@ -95,7 +95,7 @@ class WikiText(Task):
         places = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
         return np.array([order(self.seed, epoch, count)[place] for epoch, place in places])
 
-    def training_episode(self, i, few_sizes=False):
+    def training_batch(self, i, few_sizes=False):
         batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
         if few_sizes:
             batch = pad_to_few_sizes(batch, self.length, self.vocab)
@@ -197,7 +197,7 @@ WikiText.figures["fig15"] = Figure(
 
 
 # -- Batches, and the model that reads them
-class Batch(NamedTuple):
+class PackedBatch(NamedTuple):
     """N pairs of a piece and the next, packed: those of step 0, then those of step 1, ..."""
 
     inputs: torch.Tensor  # (N,)
@@ -215,7 +215,9 @@ class Batch(NamedTuple):
         if device.type != "cuda":
             return self
         there = [x if x is None else x.pin_memory().to(device, non_blocking=True) for x in self]
-        return Batch(*there)._replace(sizes=self.sizes)  # the host did not wait for the copies
+        return PackedBatch(*there)._replace(
+            sizes=self.sizes
+        )  # the host did not wait for the copies
 
 
 def pack(split, chosen):
@@ -228,7 +230,7 @@ def pack(split, chosen):
     at = times + np.concatenate([starts[:size] for size in sizes])
     inputs = split.tokens[at].astype(np.int64)
     targets = split.tokens[at + 1].astype(np.int64)
-    return Batch(*map(torch.from_numpy, (inputs, targets, times, sizes)))
+    return PackedBatch(*map(torch.from_numpy, (inputs, targets, times, sizes)))
 
 
 def pad_to_few_sizes(batch, most, vocab):
@@ -248,7 +250,9 @@ def pad_to_few_sizes(batch, most, vocab):
     inputs = (torch.arange(len(places)) % vocab).index_copy_(0, places[:found], batch.inputs)
     targets = F.pad(batch.targets, (0, count - found), value=UNKNOWN)
     times = torch.arange(time).repeat_interleave(paragraphs)
-    return Batch(inputs, targets, times, torch.full_like(sizes, paragraphs), places[:count])
+    return PackedBatch(
+        inputs, targets, times, torch.full_like(sizes, paragraphs), places[:count]
+    )
 
 
 def features(model, batch, engine):

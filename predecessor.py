@@ -16,7 +16,7 @@ import math
 import torch
 
 import common
-from common import Episode, UsageError, random_bits, scale_bits, uniform_integers
+from common import Batch, UsageError, random_bits, scale_bits, uniform_integers
 from suite.figures import BOTH, WITH_CONSTANT, Figure, cross
 from suite.task import SMOKE, Task
 
@@ -56,10 +56,10 @@ class Predecessor(Task):
         asked = 1 + uniform_integers(common.scramble(k), (*shape, 1), self.length - 1)
         return torch.cat([x, x.gather(-1, asked)], dim=-1)
 
-    def episode(self, rows):
+    def make_batch(self, rows):
         x, query = rows.split([self.length, 1], dim=1)
         asked = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
-        return Episode(rows, x.gather(1, asked - 1), slice(self.length, self.length + 1))
+        return Batch(rows, x.gather(1, asked - 1), slice(self.length, self.length + 1))
 
     def summarise(self, metrics, right):
         return {

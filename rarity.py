@@ -61,9 +61,9 @@ class Rarity(Reverse):
             model.readout = nn.Linear(self.args.hidden, self.meanings)
         return model
 
-    def episode(self, rows):
-        episode = super().episode(rows)
-        return episode._replace(targets=episode.targets % self.meanings)
+    def make_batch(self, rows):
+        batch = super().make_batch(rows)
+        return batch._replace(targets=batch.targets % self.meanings)
 
 
 MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M; K = 256

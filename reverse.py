@@ -15,7 +15,7 @@ The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an
 from suite import cli  # isort: skip # before PyTorch
 
 import common
-from common import Episode, distinct_rows, uniform_integers
+from common import Batch, distinct_rows, uniform_integers
 from suite.figures import (
     BOTH,
     K95,
@@ -50,10 +50,10 @@ class Reverse(Task):
         """(*shape, L) integers below K, from the key k alone."""
         return uniform_integers(k, (*shape, self.length), self.vocab)
 
-    def episode(self, rows):
+    def make_batch(self, rows):
         """(B, L) integers -> inputs (B, 2L), targets (B, L), and the steps with a target."""
         answers = slice(self.length, 2 * self.length)
-        return Episode(self.with_commands(rows), rows.flip(1), answers, commands=self.length)
+        return Batch(self.with_commands(rows), rows.flip(1), answers, commands=self.length)
 
     def test_rows(self, device):
         """(N, L) held-out integers; they depend on L, as in variable_length.py."""

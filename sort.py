@@ -11,7 +11,7 @@ Apart from the targets it equals reverse.py.
 
 from suite import cli  # isort: skip # before PyTorch
 
-from common import Episode, uniform_integers
+from common import Batch, uniform_integers
 from reverse import DUP
 from suite.figures import (
     BOTH,
@@ -37,10 +37,10 @@ class Sort(Task):
     def draw(self, k, shape):
         return uniform_integers(k, (*shape, self.length), self.vocab)
 
-    def episode(self, rows):
+    def make_batch(self, rows):
         inputs, targets = self.with_commands(rows), rows.sort(dim=1).values
         steps = slice(self.length, 2 * self.length)
-        return Episode(inputs, targets, steps, commands=self.length)
+        return Batch(inputs, targets, steps, commands=self.length)
 
 
 FIG8 = {

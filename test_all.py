@@ -263,11 +263,11 @@ def outcome(folder):
 
 
 # -- Assertions on numbers
-def gradients(model, episode, engine):
+def gradients(model, batch, engine):
     """-> loss, accuracy, {parameter: its gradient}"""
     model.zero_grad()
-    features = engine.features(model, episode)
-    loss, accuracy = common.loss_and_accuracy(features, model.readout, episode)
+    features = engine.features(model, batch)
+    loss, accuracy = common.loss_and_accuracy(features, model.readout, batch)
     loss.backward()
     return loss, accuracy, {name: p.grad for name, p in model.named_parameters()}
 
@@ -325,12 +325,12 @@ def check_released_case(kind, pe, theirs):
     model.load_state_dict({OURS[name]: theirs[name] for name in OURS.keys() & theirs.keys()})
     tolerance = 2e-5 if kind == "s4d" else 1e-9  # theirs in float32
     answered = slice(length, 2 * length)
-    episode = common.Episode(tokens, tokens[:, :length].flip(1), answered, commands=length)
+    batch = common.Batch(tokens, tokens[:, :length].flip(1), answered, commands=length)
     for engine in PLAIN, FAST:
-        every_step = common.Episode(tokens, None, slice(None))
+        every_step = common.Batch(tokens, None, slice(None))
         logits = model.readout(engine.features(model, every_step)).transpose(0, 1)
         close(logits, theirs["logits"], tolerance)
-        loss, _, found = gradients(model, episode, engine)
+        loss, _, found = gradients(model, batch, engine)
         close(loss, theirs["loss"], tolerance)
         norm = torch.nn.utils.get_total_norm(list(found.values()))
         close(norm, theirs["grad_norm"], tolerance)
@@ -540,19 +540,19 @@ def test_edit_distances_by_search():
             assert got.tolist() == [found[x] for x in others], start
 
 
-def is_answer(episode):
+def is_answer(batch):
     """(B, M) whether an answer counts."""
-    if episode.weight is None:
-        return torch.ones_like(episode.targets).bool()
-    return episode.weight.bool()
+    if batch.weight is None:
+        return torch.ones_like(batch.targets).bool()
+    return batch.weight.bool()
 
 
 def test_metrics_by_hand():
     targets, weight = torch.tensor([[1, 2, 3], [4, 5, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
     predictions = torch.tensor([[2, 1, 3], [4, 5, 9]])  # two swapped; all right but for padding
     losses = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]])
-    episode = common.Episode(None, targets, None, weight)
-    metrics = common.sequence_metrics(episode, predictions, losses)
+    batch = common.Batch(None, targets, None, weight)
+    metrics = common.sequence_metrics(batch, predictions, losses)
     assert list(metrics.values()) == [3 / 5, 1 / 2, 3.0, 1 / 2], metrics
 
 
@@ -561,7 +561,7 @@ def train_plainly(task, model, clip, rates):
     adam = torch.optim.Adam(model.parameters(), betas=(0.8, 0.98), eps=1e-3, foreach=False)
     rows = []
     for i, rate in enumerate(rates, 1):
-        loss, accuracy, found = gradients(model, task.training_episode(i), PLAIN)
+        loss, accuracy, found = gradients(model, task.training_batch(i), PLAIN)
         rows.append([i, loss.item(), accuracy.item(), rate])
         norm = math.sqrt(sum(g.square().sum().item() for g in found.values()))
         assert norm > 0.1, "clipping does something"
@@ -597,16 +597,16 @@ def check_batches(device, compiled=False):
         alike = task_of(f"{words} --model gru --iterations 3 --lr 1", script)  # its data are
         alike.build(device)
         other = task_of(f"{words} --seed 4", script, build=True)
-        draw = alike.training_episode
+        draw = alike.training_batch
         if compiled:
             draw = torch.compile(draw, dynamic=False)
-        batch, again = task.training_episode(7), draw(torch.tensor(7, device=device))
+        batch, again = task.training_batch(7), draw(torch.tensor(7, device=device))
         for x, y in zip(batch, again):
             assert torch.equal(x, y.cpu()) if isinstance(x, torch.Tensor) else x == y
         assert torch.equal(task.held_out.rows, alike.held_out.rows.cpu())
         assert not torch.equal(task.held_out.rows, other.held_out.rows)
-        assert not torch.equal(batch.inputs, task.training_episode(8).inputs)
-        assert not torch.equal(batch.inputs, other.training_episode(7).inputs)
+        assert not torch.equal(batch.inputs, task.training_batch(8).inputs)
+        assert not torch.equal(batch.inputs, other.training_batch(7).inputs)
 
 
 def test_a_batch_depends_on_the_seed_and_the_iteration_alone():
@@ -651,10 +651,10 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_sho
         assert len(held_out) == len(rows) and held_out < weights.keys()
         mass = sum(weights[row] for row in held_out) / sum(weights.values())
         assert mass > 0.1 and abs(task.mass(rows) - mass) < 1e-12
-        with mock.patch.object(task, "episode", torch.clone):  # so that a batch is its rows
-            trained = torch.cat([task.training_episode(i) for i in range(1, 41)])
+        with mock.patch.object(task, "make_batch", torch.clone):  # so that a batch is its rows
+            trained = torch.cat([task.training_batch(i) for i in range(1, 41)])
             task.held_out.rounds = 1  # most rows that it refuses are the spare one now
-            spared = task.training_episode(1)
+            spared = task.training_batch(1)
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))
         allowed = {row: weight for row, weight in weights.items() if row not in held_out}
@@ -663,13 +663,13 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_sho
         assert_fair([counts[row] for row in allowed], expected)
 
 
-def read_episode(episode, b):
+def read_batch(batch, b):
     """What row b reads, and {step: what it has to answer there}."""
-    read, steps, answers = episode.inputs[b].tolist(), episode.steps, {}
+    read, steps, answers = batch.inputs[b].tolist(), batch.steps, {}
     steps = range(len(read))[steps] if isinstance(steps, slice) else steps[b].tolist()
-    assert len(steps) == len(episode.targets[b])
-    for m in is_answer(episode)[b].nonzero()[:, 0].tolist():
-        answers[steps[m]] = episode.targets[b, m].item()
+    assert len(steps) == len(batch.targets[b])
+    for m in is_answer(batch)[b].nonzero()[:, 0].tolist():
+        answers[steps[m]] = batch.targets[b, m].item()
     return read, answers
 
 
@@ -684,28 +684,28 @@ def answers_by_hand(script, x):
     return len(x), sorted(x) if script is Sort else x[::-1]
 
 
-def test_episodes_by_brute_force():
+def test_batches_by_brute_force():
     for script, flags in BATTERY:
         task = task_of(f"--vocab 10 --length 5 --held-out 20 {flags}", script, build=True)
         positions = task.positions()
         rows = task.draw(common.key(1), (300,))
-        episode = task.episode(rows)
+        batch = task.make_batch(rows)
         for b, row in enumerate(rows.tolist()):
             x = [integer for integer in row if integer < 10]
             first, answers = answers_by_hand(script, x)
             wanted = x + [10] * (positions - len(x)), dict(enumerate(answers, first))
-            assert read_episode(episode, b) == wanted, (script, row)
-        assert (episode.inputs[:, positions - episode.commands :] == 10).all()
+            assert read_batch(batch, b) == wanted, (script, row)
+        assert (batch.inputs[:, positions - batch.commands :] == 10).all()
 
 
 def check_conditions(task, right, by_condition):
     """Of dual_frequency.py: two rows for each condition and position of the target in turn."""
     close(list(by_condition.values()), right.view(4, 8, 2).mean(2), 1e-6)
-    rows, episode = task.held_out.rows.tolist(), task.test_episode()
+    rows, batch = task.held_out.rows.tolist(), task.test_batch()
     for b, (condition, position, _) in enumerate(product(by_condition, range(8), range(2))):
         target, disturbants = condition.split("/")
         x = rows[b]
-        assert read_episode(episode, b)[1] == {15 - position: x[position]}
+        assert read_batch(batch, b)[1] == {15 - position: x[position]}
         kinds = ["rare" if integer >= 4 else "frequent" for integer in x]
         assert kinds.pop(position) == target and set(kinds) == {disturbants}
 
@@ -714,12 +714,12 @@ def test_loss_accuracy_and_evaluation_by_hand():
     """From all logits of the held-out set; also by length, or by condition and position."""
     for script, flags in BATTERY:
         task = task_of(f"--scale smoke --held-out 64 --batch 7 {flags}", script, build=True)
-        model, episode = task.model(), task.test_episode()
-        targets, counts = episode.targets, is_answer(episode)
-        logits = model(episode).detach().transpose(0, 1)  # (N, M, K)
+        model, batch = task.model(), task.test_batch()
+        targets, counts = batch.targets, is_answer(batch)
+        logits = model(batch).detach().transpose(0, 1)  # (N, M, K)
         right = (logits.argmax(-1) == targets).double()
         wanted = [F.cross_entropy(logits[counts], targets[counts]), right[counts].mean()]
-        close(gradients(model, episode, PLAIN)[:2], wanted, 1e-6)
+        close(gradients(model, batch, PLAIN)[:2], wanted, 1e-6)
         metrics = task.evaluate(model, PLAIN)
         accuracy = metrics["accuracy" if script is Predecessor else "token_accuracy"]
         close(accuracy, wanted[1], 1e-12)
@@ -737,15 +737,15 @@ def compare_engines(words, script=Reverse):
     torch.manual_seed(0)
     words = f"--vocab 8 --batch 7 --hidden 10 --embed 6 --held-out 20 {words}"
     task = task_of(words, script, build=True)
-    model, episode = task.model().double(), task.training_episode(1)
-    logits, answered = model(episode).transpose(0, 1), is_answer(episode)
-    loss = F.cross_entropy(logits[answered], episode.targets[answered])
+    model, batch = task.model().double(), task.training_batch(1)
+    logits, answered = model(batch).transpose(0, 1), is_answer(batch)
+    loss = F.cross_entropy(logits[answered], batch.targets[answered])
     wanted = dict(
         zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()))
     )
-    right = (logits.argmax(-1) == episode.targets)[answered].double().mean()
+    right = (logits.argmax(-1) == batch.targets)[answered].double().mean()
     for engine in PLAIN, FAST:
-        found_loss, accuracy, found = gradients(model, episode, engine)
+        found_loss, accuracy, found = gradients(model, batch, engine)
         close(found_loss, loss, 1e-10)
         close(accuracy, right, 1e-10)
         for name, gradient in wanted.items():
@@ -806,7 +806,7 @@ def test_an_iteration_never_waits_for_its_device():
         t.sums = {name: x.to(meta) for name, x in t.sums.items()}
         t.optimizer = torch.optim.Adam(t.model.parameters(), foreach=False)
         iteration = torch.zeros((), dtype=torch.int64, device=meta)
-        t.learn(task.training_episode(iteration))
+        t.learn(task.training_batch(iteration))
 
 
 # -- One trial: whatever disturbs it, it ends with the same bits
@@ -842,9 +842,9 @@ def task_with_signal(number, at=25, times=1):
                 os.kill(os.getpid(), number)
 
     class Signalled(Reverse):
-        def training_episode(self, i):
+        def training_batch(self, i):
             send(i)
-            return super().training_episode(i)
+            return super().training_batch(i)
 
         def evaluate(self, model, engine):
             send("the end")
@@ -960,10 +960,10 @@ def test_a_signal_saves_within_a_second_although_the_output_is_stalled():
     for stream in "a full pipe", "a stopped terminal":
 
         class Stalled(Reverse):
-            def training_episode(self, i):
+            def training_batch(self, i):
                 if i == 25:
                     stall(stream)  # noqa: B023
-                return super().training_episode(i)
+                return super().training_batch(i)
 
         with workplace():
             child = fork(LONG, Stalled)
@@ -1075,13 +1075,13 @@ def rename_folder(words, begin_another):
     """A task that loses its folder in iteration 6; another process may finish it anew."""
 
     class Renamed(Reverse):
-        def training_episode(self, i):
+        def training_batch(self, i):
             if i == 6:
                 self.folder.rename("renamed")
                 if begin_another:
                     assert wait(fork(words)) == 0
                     shutil.copytree(self.folder, "theirs")
-            return super().training_episode(i)
+            return super().training_batch(i)
 
     return Renamed
 
@@ -1195,10 +1195,10 @@ def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
 def test_a_trial_shows_two_of_its_answers():
     said = " ".join(ends(0, SMOKE).split())
     task = task_of(SMOKE, build=True)
-    model, episode = task.model(), task.test_episode().rows(slice(-2, None))
+    model, batch = task.model(), task.test_batch().rows(slice(-2, None))
     model.load_state_dict(load_last()["model"])
-    answers = model(episode).argmax(-1).T  # (2, M)
-    for row, wanted in zip(answers.tolist(), episode.targets.tolist()):
+    answers = model(batch).argmax(-1).T  # (2, M)
+    for row, wanted in zip(answers.tolist(), batch.targets.tolist()):
         marked = " ".join(f"{x}" if x == y else f"{x}*" for x, y in zip(row, wanted))
         assert f"answered {marked} " in said
     (path,) = find_results()
@@ -1974,7 +1974,7 @@ def test_readmes_encoding_is_compared_and_its_model_loaded():
     assert code == 0 and not err, out + err
     task = task_of(SMOKE)
     ends(0, SMOKE)
-    model, test = task.trained_model(), task.test_episode()
+    model, test = task.trained_model(), task.test_batch()
     accuracy = (model(test).argmax(-1).T == test.targets).double().mean()
     close(accuracy, read_json(task.folder / "result.json")["metrics"]["token_accuracy"], 1e-6)
 
@@ -2208,7 +2208,7 @@ def test_transformer_is_the_plain_one():
         for parameter in model.parameters():  # large enough for everything to matter
             parameter.data += torch.randn_like(parameter) * 0.3
         plain, scores = zip(*(plain_transformer(model, pe, row) for row in tokens))
-        features = model.features(common.Episode(tokens, None, None))
+        features = model.features(common.Batch(tokens, None, None))
         close(model.readout(features), torch.stack(plain, 1), 1e-12)
         mean = torch.stack(scores).mean((0, 1))
         wanted = [mean.diagonal(-n).mean().item() for n in range(9)]
@@ -2220,11 +2220,11 @@ def test_perplexity_of_a_text():
     task = task_of(f"{SMOKE} --batch 300 --context 5", Shakespeare, build=True)
     tokens = torch.tensor([task.types.index(x) for x in TEXT])
     train, valid = tokens[:10_800].unfold(0, 6, 1), tokens[10_800:].unfold(0, 6, 1)  # 90%, 10%
-    first = task.training_episode(1)
+    first = task.training_batch(1)
     drawn = torch.cat([first.inputs, first.targets[:, -1:]], 1)
     assert set(map(tuple, drawn.tolist())) <= set(map(tuple, train.tolist()))
     model, consecutive = task.model(), valid[::5]
-    features = model.features(common.Episode(consecutive[:, :5], None, None))
+    features = model.features(common.Batch(consecutive[:, :5], None, None))
     logits = model.readout(features).flatten(0, 1).double()
     perplexity = F.cross_entropy(logits, consecutive[:, 1:].T.flatten()).exp()
     metrics = task.evaluate(model, PLAIN)
@@ -2285,7 +2285,7 @@ def read_one_by_one(model):
     for pieces in PIECES:
         x = torch.tensor(pieces[:33])
         if len(x) > 1:
-            logits.append(model(common.Episode(x[None, :-1], None, slice(None)))[:, 0])
+            logits.append(model(common.Batch(x[None, :-1], None, slice(None)))[:, 0])
             targets.append(x[1:])
     return torch.cat(logits), torch.cat(targets)
 
@@ -2319,7 +2319,7 @@ def test_packed_paragraphs_equal_those_read_one_by_one():
         with workplace():
             write_lm_tokens()
             task = lm_task(f"--model {kind} --pe {pe} --batch {predicting}")
-            batch = task.training_episode(1)  # an epoch
+            batch = task.training_batch(1)  # an epoch
         even = lm_wikitext.pad_to_few_sizes(batch, 32, 40)
         check_packed(task, task.model().double(), batch, even)
 
@@ -2480,9 +2480,9 @@ def test_cuda_gradients_are_those_of_double_precision():
     sizes = "--length 16 --batch 250 --hidden 256 --embed 256"
     for kind, vocab in product((*PAPERS, "mamba"), (300, 2000)):
         task = task_of(f"{sizes} --model {kind} --vocab {vocab}", build=True)
-        model, episode = task.model().double(), task.training_episode(1)
-        loss, _, wanted = gradients(model, episode, PLAIN)
-        there = episode._replace(inputs=episode.inputs.cuda(), targets=episode.targets.cuda())
+        model, batch = task.model().double(), task.training_batch(1)
+        loss, _, wanted = gradients(model, batch, PLAIN)
+        there = batch._replace(inputs=batch.inputs.cuda(), targets=batch.targets.cuda())
         model.zero_grad()  # else .cuda() would take along the gradients that are wanted
         model.float().cuda()
         engine = machine.choose_engine(task.args, torch.device("cuda"))

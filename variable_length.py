@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import Episode, UsageError, distinct_rows, uniform_integers
+from common import Batch, UsageError, distinct_rows, uniform_integers
 from reverse import LARGE, OF_FIG13, Reverse, compare_vectors
 from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_of
 from suite.task import Flag
@@ -56,14 +56,14 @@ class VariableLength(Reverse):
         after = torch.arange(self.length, device=rows.device) >= lengths
         return rows.masked_fill(after, self.vocab)
 
-    def episode(self, rows):
+    def make_batch(self, rows):
         """As in reverse.py, but each row is answered from the step after its last integer."""
         lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
         j = torch.arange(self.length, device=rows.device)  # of the answers
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
         steps = (lengths + j).clamp(max=2 * self.length - 1)
         weight = j < lengths
-        return Episode(self.with_commands(rows), targets, steps, weight, commands=self.length)
+        return Batch(self.with_commands(rows), targets, steps, weight, commands=self.length)
 
     def test_rows(self, device):
         return torch.cat([self.rows_of_length(n, device) for n in self.lengths()])

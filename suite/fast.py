@@ -113,11 +113,11 @@ def input_products(model, embedded, time):
     return table, F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
 
 
-def features(model, episode, compiled=False):
+def features(model, batch, compiled=False):
     """What Model.features computes: (M, B, H)."""
-    layer, steps, commands = model.layer, episode.steps, episode.commands
-    rows, time = episode.inputs.shape
-    before_commands = episode.inputs[:, : time - commands].T  # (T - commands, B)
+    layer, steps, commands = model.layer, batch.steps, batch.commands
+    rows, time = batch.inputs.shape
+    before_commands = batch.inputs[:, : time - commands].T  # (T - commands, B)
     embedded, tokens = used_embeddings(model, before_commands)
     table, clock = input_products(model, embedded, time)
     if commands:

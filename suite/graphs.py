@@ -59,7 +59,7 @@ def whole(step, state):
     return replay
 
 
-def by_size(learn, episode, state):
+def by_size(learn, draw, state):
     """One graph of learn(batch) for every size of batch -> a function of i.
 
     A size's first batch stays as its input: later ones are copied into it before the
@@ -69,7 +69,7 @@ def by_size(learn, episode, state):
     graphs, pool = {}, torch.cuda.graph_pool_handle()
 
     def step(i):
-        batch = episode(i)
+        batch = draw(i)
         size = tuple(x.shape for x in batch)
         if size not in graphs:
             graphs[size] = record(lambda: learn(batch), state, pool), batch

@@ -60,11 +60,11 @@ class Engine(NamedTuple):
     deterministic: bool = False
     onednn: bool = False  # float32 products by oneDNN: faster than MKL on AMD's CPUs
 
-    def features(self, model, episode):
+    def features(self, model, batch):
         """(M, B, H): what the readout reads."""
         if self.name == "fast":
-            return fast.features(model, episode, self.compiled)
-        return model.features(episode)
+            return fast.features(model, batch, self.compiled)
+        return model.features(batch)
 
     def score(self, *inputs):
         return graphs.pointwise(common.score, self.compiled)(*inputs)

@@ -52,9 +52,9 @@ class Task:
     flags = ()  # its own Flags
     without = ()  # names of shared flags that mean nothing here
     folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> word before its value
-    # True: one CUDA graph serves every batch, so training_episode(i) takes a tensor i, has
+    # True: one CUDA graph serves every batch, so training_batch(i) takes a tensor i, has
     # fixed shapes and never makes the host wait. False: one graph per size of batch, and
-    # training_episode(i, few_sizes=True) gives tensors of few sizes.
+    # training_batch(i, few_sizes=True) gives tensors of few sizes.
     one_graph = True
     file = "result.json"  # what a finished trial has
     run = None  # a task that does not just train has run(self, argv, stop) -> exit code
@@ -104,7 +104,7 @@ class Task:
     # -- the model
 
     def positions(self):
-        """Time steps of an episode."""
+        """Time steps of a sequence."""
         return 2 * self.length
 
     def encoding_options(self):
@@ -148,8 +148,8 @@ class Task:
     def rate(self, i):
         return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)
 
-    def features(self, model, episode, engine):
-        return engine.features(model, episode)
+    def features(self, model, batch, engine):
+        return engine.features(model, batch)
 
     # -- the data
 
@@ -157,8 +157,8 @@ class Task:
         """(*shape, W) integers of the training distribution, from the key k alone."""
         raise NotImplementedError
 
-    def episode(self, rows):
-        """(B, W) integers -> the common.Episode of what is read and what is answered."""
+    def make_batch(self, rows):
+        """(B, W) integers -> the common.Batch of what is read and what is answered."""
         raise NotImplementedError
 
     def mass(self, rows):
@@ -185,36 +185,36 @@ class Task:
         candidates = self.draw(first, (1024,))
         self.spare = candidates[~self.held_out.contains(candidates)][0]
 
-    def training_episode(self, i):
+    def training_batch(self, i):
         """The batch of iteration i, an integer or a tensor: of (seed, i) alone."""
         k = common.key(self.seed_on_device, common.TRAINING, i, device=self.spare.device)
         candidates = self.draw(k, (self.held_out.rounds, self.batch))  # (R, B, W)
-        return self.episode(self.held_out.first_allowed(candidates, self.spare))
+        return self.make_batch(self.held_out.first_allowed(candidates, self.spare))
 
-    def test_episode(self):
-        return self.episode(self.held_out.rows)
+    def test_batch(self):
+        return self.make_batch(self.held_out.rows)
 
-    def predict(self, model, engine, episode):
+    def predict(self, model, engine, batch):
         """Answers and cross-entropies, (N, M) each."""
 
         def features(part):
             return self.features(model, part, engine)
 
-        return common.predict(features, model.readout, episode, self.batch)
+        return common.predict(features, model.readout, batch, self.batch)
 
     def evaluate(self, model, engine):
         """{name: number} of the held-out test."""
-        episode = self.test_episode()
-        predictions, losses = self.predict(model, engine, episode)
-        metrics = common.sequence_metrics(episode, predictions, losses)
-        return self.summarise(metrics, (predictions == episode.targets).cpu().numpy())
+        batch = self.test_batch()
+        predictions, losses = self.predict(model, engine, batch)
+        metrics = common.sequence_metrics(batch, predictions, losses)
+        return self.summarise(metrics, (predictions == batch.targets).cpu().numpy())
 
     def examples(self, model, engine):
         """What was read, wanted and answered in the last two held-out sequences."""
-        episode = self.test_episode().rows(slice(-2, None))  # of many lengths, the longest
-        answers, _ = self.predict(model, engine, episode)
-        read = episode.inputs[:, : episode.inputs.shape[1] - episode.commands]
-        rows = zip(read.tolist(), episode.targets.tolist(), answers.tolist())
+        batch = self.test_batch().rows(slice(-2, None))  # of many lengths, the longest
+        answers, _ = self.predict(model, engine, batch)
+        read = batch.inputs[:, : batch.inputs.shape[1] - batch.commands]
+        rows = zip(read.tolist(), batch.targets.tolist(), answers.tolist())
         return [{"read": r, "wanted": w, "answered": a} for r, w, a in rows]
 
     def summarise(self, metrics, right):

@@ -111,36 +111,36 @@ class Training:
 
     # -- a step
 
-    def learn(self, episode):
+    def learn(self, batch):
         """One training step, which may become a CUDA graph: the host never waits in it."""
         bf16 = self.engine.precision == "bf16"
 
-        def features(model, episode):
+        def features(model, batch):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-                return self.task.features(model, episode, self.engine)
+                return self.task.features(model, batch, self.engine)
 
         loss, accuracy = common.train_step(
-            self.model, features, episode, self.optimizer, self.args.clip, self.engine.score
+            self.model, features, batch, self.optimizer, self.args.clip, self.engine.score
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
 
     def make_step(self):
         """Set step(i), which runs iteration i: directly, as a CUDA graph, or one per size."""
-        episode = self.task.training_episode
+        batch = self.task.training_batch
         one_graph = self.engine.graph and self.task.one_graph
         if one_graph and self.engine.compiled:  # a hundred small kernels become a handful
-            episode = torch.compile(episode, dynamic=False)
+            batch = torch.compile(batch, dynamic=False)
 
         def step(i):
-            self.learn(episode(i))
+            self.learn(batch(i))
 
         if not self.engine.graph:
             self.step = step
         elif one_graph:
             self.step = graphs.whole(step, self.tensors)
         else:
-            padded = functools.partial(episode, few_sizes=True)
+            padded = functools.partial(batch, few_sizes=True)
             self.step = graphs.by_size(self.learn, padded, self.tensors)
 
     def tensors(self):
