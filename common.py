@@ -310,7 +310,7 @@ class Shuffled(Encoding):
         return Sinusoid.make(self, positions, size)[torch.randperm(positions)]
 
 
-class Bare(Encoding):
+class NoEncoding(Encoding):
     """No encoding: the layer reads the embedding alone."""
 
     copies = 1
@@ -329,14 +329,14 @@ class Bare(Encoding):
         return torch.cat([tokens] * self.copies, dim=-1)
 
 
-class Duplicate(Bare):
+class Duplicate(NoEncoding):
     """The embedding twice: as many parameters as with a clock, no clock (Appendix C)."""
 
     copies = 2
 
 
 ENCODINGS = {
-    "none": Bare,
+    "none": NoEncoding,
     "sin": Sinusoid,
     "random": Random,
     "learned": Learned,

@@ -277,7 +277,7 @@ class Position(nn.Module):
     def __init__(self, pe, positions, width):
         super().__init__()
         self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
-        kind = common.Bare
+        kind = common.NoEncoding
         if pe == "sin":
             kind = common.Sinusoid
         elif "learned" in pe:
