@@ -329,7 +329,7 @@ class NoEncoding(Encoding):
         return torch.cat([tokens] * self.copies, dim=-1)
 
 
-class Duplicate(NoEncoding):
+class DuplicatedEmbedding(NoEncoding):
     """The embedding twice: as many parameters as with a clock, no clock (Appendix C)."""
 
     copies = 2
@@ -340,7 +340,7 @@ ENCODINGS = {
     "sin": Sinusoid,
     "random": Random,
     "learned": Learned,
-    "dup": Duplicate,
+    "dup": DuplicatedEmbedding,
     # our controls
     "constant": Constant,
     "ramp": Ramp,
