@@ -436,7 +436,7 @@ TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # streams; the last: stability.py's pair
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the int64 of the same bits
 
 
-def scramble(x):
+def splitmix64_mix(x):
     """Turn int64 counters into random bits, as splitmix64 ends.
 
     Products wrap, and the masks make >> logical.
@@ -450,7 +450,7 @@ def key(*counters, device="cpu"):
     """One random int64 of counters, each a Python integer or a 0-dimensional tensor."""
     k = torch.zeros((), dtype=torch.int64, device=device)
     for counter in counters:
-        k = scramble(k + GOLDEN + counter)
+        k = splitmix64_mix(k + GOLDEN + counter)
     return k
 
 
@@ -458,7 +458,7 @@ def random_bits(k, shape):
     """64 random bits for every element of `shape`: splitmix64 started at the key."""
     n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
     n = n + (k - k)  # or torch.compile takes n for an index; n * GOLDEN has to overflow
-    return scramble(k + n * GOLDEN).view(shape)
+    return splitmix64_mix(k + n * GOLDEN).view(shape)
 
 
 def scale_bits(bits, vocab):
@@ -473,7 +473,7 @@ def uniform_integers(k, shape, vocab):
 def hash_rows(rows):
     """(..., W) integers -> (...) a 64-bit hash of each row: a sum over its positions."""
     position = torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device)
-    return scramble(rows * GOLDEN + position).sum(-1)
+    return splitmix64_mix(rows * GOLDEN + position).sum(-1)
 
 
 def distinct_rows(draw, count, *counters, device="cpu"):

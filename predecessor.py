@@ -53,7 +53,7 @@ class Predecessor(Task):
         x = scale_bits(random_bits(k, (*shape, self.length)), choices)
         for t in reversed(range(self.length - 1)):
             x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
-        asked = 1 + uniform_integers(common.scramble(k), (*shape, 1), self.length - 1)
+        asked = 1 + uniform_integers(common.splitmix64_mix(k), (*shape, 1), self.length - 1)
         return torch.cat([x, x.gather(-1, asked)], dim=-1)
 
     def make_batch(self, rows):

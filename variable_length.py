@@ -51,7 +51,7 @@ class VariableLength(Reverse):
     def draw(self, k, shape):
         """(*shape, L) integers, and commands in place of those after a row's own length."""
         rows = super().draw(k, shape)
-        choice = uniform_integers(common.scramble(k), (*shape, 1), len(self.lengths()))
+        choice = uniform_integers(common.splitmix64_mix(k), (*shape, 1), len(self.lengths()))
         lengths = self.args.min_length + choice
         after = torch.arange(self.length, device=rows.device) >= lengths
         return rows.masked_fill(after, self.vocab)
