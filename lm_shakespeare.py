@@ -68,7 +68,7 @@ class Shakespeare(Task):
         Flag("context", 256, "tokens that are read at once, T", int, least=2, below=20_000),
         Flag("width", 384, "size of a token's vector, D", int, least=1, below=20_000),
         Flag("batch", 32, "windows per iteration", int, least=1),
-        Flag("data", "data/tinyshakespeare.txt", "a plain text", science=False),
+        Flag("data", "data/tinyshakespeare.txt", "a plain text", affects_result=False),
     )
     without = (
         "model",

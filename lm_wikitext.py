@@ -56,8 +56,8 @@ class WikiText(Task):
         Flag("model", "lstm", "the layer", choices=("gru", "lstm")),
         Flag("vocab", 32768, "number of pieces, K", int, least=2, below=2**16 + 1),
         Flag("length", 1024, "most tokens that are predicted of a paragraph", int, least=1),
-        Flag("data", "data/wikitext-103-raw", f"folder of {NAMES}", science=False),
-        Flag("prepare", False, "make the tokens, and end", bool, science=False),
+        Flag("data", "data/wikitext-103-raw", f"folder of {NAMES}", affects_result=False),
+        Flag("prepare", False, "make the tokens, and end", bool, affects_result=False),
     )
     without = ("held_out", "encode")
     one_graph = False  # batches come from the text, in several sizes

@@ -209,9 +209,11 @@ class Stability(DualFrequency):
     name, file = "stability", "stability.json"
     flags = (
         Flag("model", "lstm", "the layer", choices=("gru", "lstm", "s4d")),
-        Flag("pairs", 1024, "pairs, a quarter per condition", int, least=4, science=False),
-        Flag("target", None, "its step (1; s4d: 23 of 64)", int, least=1, science=False),
-        Flag("train", False, "train the trial first where need be", bool, science=False),
+        Flag(
+            "pairs", 1024, "pairs, a quarter per condition", int, least=4, affects_result=False
+        ),
+        Flag("target", None, "its step (1; s4d: 23 of 64)", int, least=1, affects_result=False),
+        Flag("train", False, "train the trial first where need be", bool, affects_result=False),
     )
 
     @classmethod

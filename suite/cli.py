@@ -130,7 +130,7 @@ PLUMBING = [
     ),
     Flag("index", None, "of --all, --list: this trial alone, from 0; for SLURM arrays", int),
 ]
-PLUMBING = [flag._replace(science=False) for flag in PLUMBING]
+PLUMBING = [flag._replace(affects_result=False) for flag in PLUMBING]
 NOT_CARRIED = {"list", "all", "jobs", "index"}  # what a trial's command leaves out
 
 
@@ -176,13 +176,13 @@ def parse(kind, argv):
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    science = parser.add_argument_group("these change the result")
+    affects_result = parser.add_argument_group("these change the result")
     plumbing = parser.add_argument_group("these do not")
     plumbing.add_argument("--scale", choices=kind.scales, help="a set of defaults (paper)")
     defaults = defaults_of(kind) | kind.scales.get(find_scale(argv), {})
     for name, flag in flags_of(kind).items():
         if name not in kind.without:
-            add_flag(science if flag.science else plumbing, flag, defaults[name])
+            add_flag(affects_result if flag.affects_result else plumbing, flag, defaults[name])
     # const: the value where no figure is named
     figure = dict(nargs="?", const=(), choices=kind.figures, metavar="FIGURE")
     names = ", ".join(kind.figures)
@@ -252,7 +252,7 @@ def make_task(kind, args, **row):
     for flag, value in defaults.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
-    names = [flag.name for flag in flags_of(kind).values() if flag.science]
+    names = [flag.name for flag in flags_of(kind).values() if flag.affects_result]
     if args.precision == "bf16":  # the others differ by rounding alone
         names.append("precision")
     config = {name: getattr(args, name) for name in sorted(names) if name not in kind.without}

@@ -39,7 +39,7 @@ class Flag(NamedTuple):
     least: float = 0  # of int and float
     below: float = MOST
     choices: Iterable | None = None
-    science: bool = True  # it changes the result, so it is a part of the folder's name
+    affects_result: bool = True  # it changes the result, so it is a part of the folder's name
     wanted: str = ""  # what would be right, where `type` is a function
 
 
