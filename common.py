@@ -2,7 +2,7 @@
 
 suite/fast.py computes the same numbers faster. Letters: B batch, T time steps, L input
 length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size,
-N states of S4D; also N rows of a set, W integers of a row, R rounds of candidates. Batches
+N states of S4D; also N rows of a set, W integers of a row, R max_redraws of candidates. Batches
 are (B, T); inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
@@ -491,28 +491,28 @@ def distinct_rows(draw, count, *counters, device="cpu"):
 
 
 class HeldOut:
-    """Rows (N, W) that training must never show; `mass`: the chance to draw one of them.
+    """Rows (N, W) that training must never show; `probability`: of drawing one of them.
 
-    A training row is drawn `rounds` times, at once, so that no host waits for its
-    device. The first candidate not held out is used or, one time in 1e18, a fixed spare
+    A training row is drawn `max_redraws` times at once, without host-device synchronisation.
+    The first candidate that is not held out is used or, one time in 1e18, a fixed fallback
     row.
     """
 
-    def __init__(self, rows, mass):
-        if mass > 0.5:
-            part = f"--held-out {len(rows)} is {mass:.0%} of all sequences, above half"
+    def __init__(self, rows, probability):
+        if probability > 0.5:
+            part = f"--held-out {len(rows)} is {probability:.0%} of all sequences, above half"
             raise UsageError(f"{part}: raise --vocab or --length, or lower --held-out")
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
-        self.rounds = 1 if mass == 0 else math.ceil(18 / -math.log10(mass))
+        self.max_redraws = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
 
     def contains(self, rows):
         hashes = hash_rows(rows)
         nearest = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
         return self.hashes[nearest] == hashes
 
-    def first_allowed(self, candidates, spare):
+    def first_allowed(self, candidates, fallback_row):
         """(R, B, W) candidates, a round each -> (B, W), of each row the first allowed."""
-        candidates = torch.cat([candidates, spare.expand_as(candidates[:1])])
+        candidates = torch.cat([candidates, fallback_row.expand_as(candidates[:1])])
         first = (~self.contains(candidates)).byte().argmax(0)  # (B,) an allowed round
         return candidates[first, torch.arange(len(first), device=first.device)]
 

@@ -55,7 +55,7 @@ class DualFrequency(Reverse):
         rare = (bits >> 61 & 7) == 0  # three bits that the integer does not use
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
-    def mass(self, rows):
+    def probability(self, rows):
         rare = (rows >= self.vocab // 2).sum(1).double()
         chances = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
         return chances.sum().item() * (2 / self.vocab) ** self.length

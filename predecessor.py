@@ -38,7 +38,7 @@ class Predecessor(Task):
     def positions(self):
         return self.length + 1
 
-    def mass(self, rows):
+    def probability(self, rows):
         """Of all sequences with their query."""
         return len(rows) / (math.perm(self.vocab, self.length) * (self.length - 1))
 

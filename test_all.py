@@ -649,11 +649,13 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_sho
         rows, weights = task.held_out.rows, dict(enumerate_rows(task))
         held_out = set(map(tuple, rows.tolist()))
         assert len(held_out) == len(rows) and held_out < weights.keys()
-        mass = sum(weights[row] for row in held_out) / sum(weights.values())
-        assert mass > 0.1 and abs(task.mass(rows) - mass) < 1e-12
+        probability = sum(weights[row] for row in held_out) / sum(weights.values())
+        assert probability > 0.1 and abs(task.probability(rows) - probability) < 1e-12
         with mock.patch.object(task, "make_batch", torch.clone):  # so that a batch is its rows
             trained = torch.cat([task.training_batch(i) for i in range(1, 41)])
-            task.held_out.rounds = 1  # most rows that it refuses are the spare one now
+            task.held_out.max_redraws = (
+                1  # most rows that it refuses are the fallback_row one now
+            )
             spared = task.training_batch(1)
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))

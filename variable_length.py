@@ -78,7 +78,7 @@ class VariableLength(Reverse):
         rows = distinct_rows(draw, self.args.held_out, *stream, device=device)
         return F.pad(rows, (0, self.length - length), value=self.vocab)
 
-    def mass(self, rows):
+    def probability(self, rows):
         """Of each length --held-out rows; all lengths are equally likely."""
         masses = [self.args.held_out * float(self.vocab) ** -n for n in self.lengths()]
         return sum(masses) / len(masses)

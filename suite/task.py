@@ -161,7 +161,7 @@ class Task:
         """(B, W) integers -> the common.Batch of what is read and what is answered."""
         raise NotImplementedError
 
-    def mass(self, rows):
+    def probability(self, rows):
         """The chance that a training draw is one of the rows: here all are equally likely."""
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
@@ -177,19 +177,19 @@ class Task:
     def build(self, device):
         """The held-out set, and a training row that is not in it."""
         rows = self.test_rows(device)
-        self.held_out = common.HeldOut(rows, self.mass(rows))
+        self.held_out = common.HeldOut(rows, self.probability(rows))
         # A tensor, or code would be compiled for every seed anew
         self.seed_on_device = torch.tensor(self.seed, device=device)
         # Of iteration 0, which does not train: the first is 1
         first = common.key(self.seed, common.TRAINING, 0, device=device)
         candidates = self.draw(first, (1024,))
-        self.spare = candidates[~self.held_out.contains(candidates)][0]
+        self.fallback_row = candidates[~self.held_out.contains(candidates)][0]
 
     def training_batch(self, i):
         """The batch of iteration i, an integer or a tensor: of (seed, i) alone."""
-        k = common.key(self.seed_on_device, common.TRAINING, i, device=self.spare.device)
-        candidates = self.draw(k, (self.held_out.rounds, self.batch))  # (R, B, W)
-        return self.make_batch(self.held_out.first_allowed(candidates, self.spare))
+        k = common.key(self.seed_on_device, common.TRAINING, i, device=self.fallback_row.device)
+        candidates = self.draw(k, (self.held_out.max_redraws, self.batch))  # (R, B, W)
+        return self.make_batch(self.held_out.first_allowed(candidates, self.fallback_row))
 
     def test_batch(self):
         return self.make_batch(self.held_out.rows)
