@@ -94,7 +94,7 @@ class Shakespeare(Task):
         if a.width % (2 * a.heads):  # rotary turns pairs
             raise UsageError(f"--width {a.width} is not a multiple of twice --heads {a.heads}")
 
-    def begin(self):
+    def setup(self):
         """Find the text; its fingerprint belongs to a trial's flags."""
         path = Path(self.args.data)
         if not path.is_file():

@@ -62,7 +62,7 @@ class WikiText(Task):
     without = ("held_out", "encode")
     one_graph = False  # batches come from the text, in several sizes
 
-    def begin(self):
+    def setup(self):
         """Find the text and its tokens, or make them; fingerprints belong to the flags."""
         data = Path(self.args.data)
         text = text_sha256(data)

@@ -209,7 +209,7 @@ def task_of(words="", task=Reverse, build=False):
     """The task of a command line, with its data if wanted."""
     found = cli.parse_task(task, shlex.split(words))
     if build:
-        found.begin()
+        found.setup()
         found.build(CPU)
     return found
 
@@ -653,9 +653,7 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_sho
         assert probability > 0.1 and abs(task.probability(rows) - probability) < 1e-12
         with mock.patch.object(task, "make_batch", torch.clone):  # so that a batch is its rows
             trained = torch.cat([task.training_batch(i) for i in range(1, 41)])
-            task.held_out.max_redraws = (
-                1  # most rows that it refuses are the fallback_row one now
-            )
+            task.held_out.max_redraws = 1  # what it refuses is the fallback row now
             spared = task.training_batch(1)
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))
@@ -808,7 +806,7 @@ def test_an_iteration_never_waits_for_its_device():
         t.sums = {name: x.to(meta) for name, x in t.sums.items()}
         t.optimizer = torch.optim.Adam(t.model.parameters(), foreach=False)
         iteration = torch.zeros((), dtype=torch.int64, device=meta)
-        t.learn(task.training_batch(iteration))
+        t.train_step(task.training_batch(iteration))
 
 
 # -- One trial: whatever disturbs it, it ends with the same bits

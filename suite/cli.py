@@ -356,7 +356,7 @@ def too_large_here(kind, args, given):
 
 def run_one(task, argv):
     stop = Stop()
-    task.begin()
+    task.setup()
     return task.run(argv, stop) if task.run else training.train(task, argv, stop)
 
 
@@ -364,7 +364,7 @@ def run_many(kind, args, given, trials):
     """All as processes, and then their report."""
     stop = Stop()
     for trial in trials:  # a missing text is said once, not by every trial
-        trial.task.begin()
+        trial.task.setup()
     trials[0].task.build("cpu")  # so are flags that leave no data to train on
     cards = []
     if machine.choose_device(args).type == "cuda":

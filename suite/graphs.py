@@ -1,4 +1,4 @@
-"""Fewer launches: functions compiled to one loop, training steps recorded as CUDA graphs."""
+"""Fewer launches: functions compiled to one loop, training steps captured as CUDA graphs."""
 
 import functools
 import warnings
@@ -27,9 +27,9 @@ def compiles():
         return False
 
 
-# -- CUDA graphs: a step is recorded once, then started by a single launch
-def record(once, state, pool=None):
-    """A CUDA graph of `once`. It is rehearsed first; the tensors state() are then restored."""
+# -- CUDA graphs: a step is captured once, then started by a single launch
+def capture(once, state, pool=None):
+    """A CUDA graph of `once`, after three runs to warm up; state() is then restored."""
     before = {x: x.detach().clone() for x in state()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Adam's, that it is not in a graph yet
@@ -50,7 +50,7 @@ def record(once, state, pool=None):
 def whole(step, state):
     """One graph of step(i), of a tensor i -> a function that sets i and replays it."""
     counter = torch.zeros((), dtype=torch.int64, device="cuda")
-    graph = record(lambda: step(counter), state)
+    graph = capture(lambda: step(counter), state)
 
     def replay(i):
         counter.fill_(i)
@@ -59,8 +59,8 @@ def whole(step, state):
     return replay
 
 
-def by_size(learn, draw, state):
-    """One graph of learn(batch) for every size of batch -> a function of i.
+def by_size(train_step, draw, state):
+    """One graph of train_step(batch) for every size of batch -> a function of i.
 
     A size's first batch stays as its input: later ones are copied into it before the
     replay. The graphs share their memory: none keeps anything there from one iteration
@@ -72,7 +72,7 @@ def by_size(learn, draw, state):
         batch = draw(i)
         size = tuple(x.shape for x in batch)
         if size not in graphs:
-            graphs[size] = record(lambda: learn(batch), state, pool), batch
+            graphs[size] = capture(lambda: train_step(batch), state, pool), batch
         graph, there = graphs[size]
         for into, x in zip(there, batch):
             into.copy_(x)

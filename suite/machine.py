@@ -117,7 +117,7 @@ def prepare(engine, device, hidden=512):
 
 
 def is_out_of_memory(error):
-    """By its words: not all are torch.OutOfMemoryError. While a graph is recorded another error
+    """By its words: not all are torch.OutOfMemoryError. While a graph is captured another error
     follows, whose context it is."""
     words = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
     here = isinstance(error, MemoryError) or any(word in str(error) for word in words)

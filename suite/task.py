@@ -93,7 +93,7 @@ class Task:
         # Made once, which refuses what does not fit
         common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
 
-    def begin(self):
+    def setup(self):
         """Find what a trial needs beside its flags, such as a text. Comes before all else."""
 
     def describe(self):

@@ -33,11 +33,11 @@ def train(task, argv, stop):
     task.build(device)
     training = Training(task, argv, device, engine)
     with files.lock(task.folder):
-        training.begin()
+        training.setup()
         if not task.args.evaluate:
             with stop.between_iterations():
                 loop(training, stop)
-        training.conclude()
+        training.finish()
     return files.show(task)
 
 
@@ -111,7 +111,7 @@ class Training:
 
     # -- a step
 
-    def learn(self, batch):
+    def train_step(self, batch):
         """One training step, which may become a CUDA graph: the host never waits in it."""
         bf16 = self.engine.precision == "bf16"
 
@@ -125,7 +125,7 @@ class Training:
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
 
-    def make_step(self):
+    def build_step(self):
         """Set step(i), which runs iteration i: directly, as a CUDA graph, or one per size."""
         batch = self.task.training_batch
         one_graph = self.engine.graph and self.task.one_graph
@@ -133,7 +133,7 @@ class Training:
             batch = torch.compile(batch, dynamic=False)
 
         def step(i):
-            self.learn(batch(i))
+            self.train_step(batch(i))
 
         if not self.engine.graph:
             self.step = step
@@ -141,7 +141,7 @@ class Training:
             self.step = graphs.whole(step, self.tensors)
         else:
             padded = functools.partial(batch, few_sizes=True)
-            self.step = graphs.by_size(self.learn, padded, self.tensors)
+            self.step = graphs.by_size(self.train_step, padded, self.tensors)
 
     def tensors(self):
         """What a training step changes."""
@@ -151,7 +151,7 @@ class Training:
 
     # -- from the first to the last file
 
-    def begin(self):
+    def setup(self):
         """Continue from a checkpoint, if there is one, and say so."""
         if self.args.overwrite:
             files.clear(self.folder)
@@ -163,9 +163,9 @@ class Training:
             f"{self.folder}\n{self.record['parameters']:,} parameters, {self.record['device']}"
         )
         print(f"from iteration {self.iteration} on")
-        self.make_step()
+        self.build_step()
         for source, state in zip(self.generators, self.rng_states):
-            source.set_rng_state(state.cpu())  # now: rehearsals of the step draw too
+            source.set_rng_state(state.cpu())  # now: the warm-up of a step draws, too
 
     def load_checkpoint(self):
         """last.pt; if it is damaged, previous.pt; else none. All lead to the same bits."""
@@ -258,7 +258,7 @@ class Training:
         lines += [",".join(map(str, row)) for row in self.rows]
         files.write(self.folder / "curve.csv", "\n".join([*lines, ""]).encode())
 
-    def conclude(self):
+    def finish(self):
         """Evaluate and write result.json; delete what only an unfinished trial needs."""
         if self.iteration < self.args.iterations:  # --evaluate, and last.pt was damaged
             raise End(FAILED, f"{self.folder} has no checkpoint of its last iteration")
