@@ -166,13 +166,13 @@ def costs(content):
     times, every = times_of_sequences(content), {}
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
-    for kind in OF_THE_PAPER:
-        args, given = cli.parse(kind, [])
-        for name, figure in kind.figures.items():
+    for task_class in OF_THE_PAPER:
+        args, given = cli.parse(task_class, [])
+        for name, figure in task_class.figures.items():
             if "paper" in figure.grids:
-                trials = cli.trials_of_figure(kind, args, given, name)
+                trials = cli.trials_of_figure(task_class, args, given, name)
                 of_figure = {trial.folder: hours(trial.task, times) for trial in trials}
-                yield line_of(f"{kind.script()} {name}", of_figure)
+                yield line_of(f"{task_class.script()} {name}", of_figure)
                 every |= of_figure
     yield line_of("all, each trial once", every)
     yield from HOW.splitlines()

@@ -101,17 +101,17 @@ def read_lines(result, figure):
 
 
 @functools.cache
-def load(kind, name, scale, out, words):
+def load(task_class, name, scale, out, words):
     """A figure's trials, and the Results of those done. Unusable files are named."""
-    args, given = cli.parse(kind, ["--scale", scale, "--out", str(out), *words])
-    trials = cli.trials_of_figure(kind, args, given, name)
+    args, given = cli.parse(task_class, ["--scale", scale, "--out", str(out), *words])
+    trials = cli.trials_of_figure(task_class, args, given, name)
     found = []
     for trial in trials:
         path = trial.folder / trial.task.file
         try:
             content = files.read_json(path)
             if content is not None:
-                found.append(make_result(trial, content, kind.figures[name]))
+                found.append(make_result(trial, content, task_class.figures[name]))
         except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
             leave_out(path, error)
     texts = {str(sorted(files.fingerprints(result.config).items())) for result in found}
@@ -125,12 +125,12 @@ def leave_out(path, error):
     print(f"left out: {path}: {clean(repr(error))[:300]}")
 
 
-def figures_at(scale, kinds=TASKS):
-    """Yields (kind, name) of every figure that has trials at this scale."""
-    for kind in kinds:
-        for name, figure in kind.figures.items():
+def figures_at(scale, task_classes=TASKS):
+    """Yields (task_class, name) of every figure that has trials at this scale."""
+    for task_class in task_classes:
+        for name, figure in task_class.figures.items():
             if figure.grids.get(scale):
-                yield kind, name
+                yield task_class, name
 
 
 # -- What a report says of a figure
@@ -155,15 +155,15 @@ def made_by(results):
     return f"{n}, median {seconds:,.0f} s; {where}; {made}"
 
 
-def section(kind, name, scale, out, words=(), folder=".", brief=False):
+def section(task_class, name, scale, out, words=(), folder=".", brief=False):
     """The lines about a figure, on the screen or on a page in this folder."""
-    figure = kind.figures[name]
-    _, results = load(kind, name, scale, out, words)
+    figure = task_class.figures[name]
+    _, results = load(task_class, name, scale, out, words)
     measures = [*figure.metrics, *figure.summaries]
     table = FigureTable(figure, results, measures[:1] if brief else measures)
-    yield f"### {kind.script()} {name}"
+    yield f"### {task_class.script()} {name}"
     title = "; ".join([figure.title, f"{scale} scale", *table.describe(), made_by(results)])
-    yield title + (draw(kind, name, scale, out, words, folder) if results else "")
+    yield title + (draw(task_class, name, scale, out, words, folder) if results else "")
     if not results:
         return
     yield "```text"
@@ -175,15 +175,15 @@ def section(kind, name, scale, out, words=(), folder=".", brief=False):
         yield figure.note
 
 
-def draw(kind, name, scale, out, words, folder):
+def draw(task_class, name, scale, out, words, folder):
     """Draw the plot if it is possible -> where it is."""
-    figure = kind.figures[name]
+    figure = task_class.figures[name]
     part = "-part" if words else ""
-    path = Path(out, "figures", f"{kind.name}-{name}-{scale}{part}.svg")
+    path = Path(out, "figures", f"{task_class.name}-{name}-{scale}{part}.svg")
     if not figure.picture:
         return ""
     if plots.CAN_DRAW:
-        plots.plot(figure, load(kind, name, scale, out, words)[1], path)
+        plots.plot(figure, load(task_class, name, scale, out, words)[1], path)
     if path.exists():
         return f" ![{figure.title}]({os.path.relpath(path, folder)})"
     return " (the plot needs matplotlib)"
@@ -193,16 +193,16 @@ def draw(kind, name, scale, out, words, folder):
 def claims_lines(out):
     """The preregistered claims of all figures."""
     claims = []
-    for kind, name in figures_at("desk"):
-        _, results = load(kind, name, "desk", out, ())
-        link = f"#{kind.script()} {name}".replace(".", "").replace(" ", "-")
-        claims += [(claim, link, results) for claim in kind.figures[name].claims]
+    for task_class, name in figures_at("desk"):
+        _, results = load(task_class, name, "desk", out, ())
+        link = f"#{task_class.script()} {name}".replace(".", "").replace(" ", "-")
+        claims += [(claim, link, results) for claim in task_class.figures[name].claims]
     yield from claims_table(claims)
 
 
 def figure_lines(out, folder):
-    for kind, name in figures_at("desk"):
-        yield from section(kind, name, "desk", out, folder=folder)
+    for task_class, name in figures_at("desk"):
+        yield from section(task_class, name, "desk", out, folder=folder)
     for path in sorted(Path(out).glob("bench/*.json")):
         try:
             content = clean(files.read_json(path))
@@ -260,7 +260,7 @@ def trial_row(path, content):
 
 
 # -- The command line
-def find_kind(script):
+def find_task_class(script):
     """The subclass of Task in a script, be it one of this suite's or a user's."""
     path = Path(script)
     if path.suffix != ".py" or not path.is_file():
@@ -301,15 +301,19 @@ def dispatch(args, names, words):
             raise UsageError(f"{names[0]} has no finished trial")
         print(rows, end="")
         return 0
-    kinds = [find_kind(names[0])] if names else TASKS
-    figures = [(kinds[0], name) for name in names[1:]] or figures_at(args.scale, kinds)
+    task_classes = [find_task_class(names[0])] if names else TASKS
+    figures = [(task_classes[0], name) for name in names[1:]] or figures_at(
+        args.scale, task_classes
+    )
     found = False
-    for kind, name in figures:
-        if name not in kind.figures:
-            known = ", ".join(kind.figures)
+    for task_class, name in figures:
+        if name not in task_class.figures:
+            known = ", ".join(task_class.figures)
             raise UsageError(f"{names[0]} has no figure {name}: choose from {known}")
         try:
-            lines = list(section(kind, name, args.scale, args.out, words, brief=args.brief))
+            lines = list(
+                section(task_class, name, args.scale, args.out, words, brief=args.brief)
+            )
         except UsageError:  # it has no such trials
             if names[1:]:
                 raise

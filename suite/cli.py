@@ -3,7 +3,7 @@
     raise SystemExit(cli.main(Reverse))  # at the end of a script
 
 A flag's value is that of the figure's row, else what is typed, else the scale's, else the
-paper's. `kind` is a script's class, a subclass of Task; `task` is an instance, one trial.
+paper's. `task_class` is a script's class, a subclass of Task; `task` is an instance, one trial.
 """
 
 import argparse
@@ -155,37 +155,39 @@ def argparse_type(flag):
     return convert
 
 
-def flags_of(kind):
+def flags_of(task_class):
     """{name: Flag}, its own in place of the shared ones."""
-    return {flag.name: flag for flag in (*FLAGS, *PLUMBING, *kind.flags)}
+    return {flag.name: flag for flag in (*FLAGS, *PLUMBING, *task_class.flags)}
 
 
-def defaults_of(kind):
+def defaults_of(task_class):
     """The paper's."""
-    defaults = {name: flag.default for name, flag in flags_of(kind).items()}
-    return defaults | kind.scales["paper"]
+    defaults = {name: flag.default for name, flag in flags_of(task_class).items()}
+    return defaults | task_class.scales["paper"]
 
 
-def parse(kind, argv):
+def parse(task_class, argv):
     """-> (args, what was typed)"""
     parser = Parser(
-        kind.script(),
-        description=sys.modules[kind.__module__].__doc__,
-        epilog="\n".join(explain(kind)),
+        task_class.script(),
+        description=sys.modules[task_class.__module__].__doc__,
+        epilog="\n".join(explain(task_class)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     affects_result = parser.add_argument_group("these change the result")
     plumbing = parser.add_argument_group("these do not")
-    plumbing.add_argument("--scale", choices=kind.scales, help="a set of defaults (paper)")
-    defaults = defaults_of(kind) | kind.scales.get(find_scale(argv), {})
-    for name, flag in flags_of(kind).items():
-        if name not in kind.without:
+    plumbing.add_argument(
+        "--scale", choices=task_class.scales, help="a set of defaults (paper)"
+    )
+    defaults = defaults_of(task_class) | task_class.scales.get(find_scale(argv), {})
+    for name, flag in flags_of(task_class).items():
+        if name not in task_class.without:
             add_flag(affects_result if flag.affects_result else plumbing, flag, defaults[name])
     # const: the value where no figure is named
-    figure = dict(nargs="?", const=(), choices=kind.figures, metavar="FIGURE")
-    names = ", ".join(kind.figures)
+    figure = dict(nargs="?", const=(), choices=task_class.figures, metavar="FIGURE")
+    names = ", ".join(task_class.figures)
     plumbing.add_argument("--list", help=f"print a command per trial: {names}", **figure)
     plumbing.add_argument("--all", help="run these trials, then report.py", **figure)
     given = vars(parser.parse_args(argv))
@@ -200,12 +202,12 @@ def find_scale(argv):
     return parser.parse_known_args(argv)[0].scale
 
 
-def explain(kind):
+def explain(task_class):
     """What the values of --scale and --pe mean."""
     yield "scales, whose defaults --help --scale SCALE shows:"
-    for name in kind.scales:
+    for name in task_class.scales:
         yield f"  {name:9} {SCALES.get(name, '')}"
-    if "pe" not in {flag.name for flag in kind.flags}:
+    if "pe" not in {flag.name for flag in task_class.flags}:
         yield "\nencodings:"
         for name, encoding in common.ENCODINGS.items():
             yield f"  {name:9} {encoding.__doc__.splitlines()[0]}"
@@ -238,36 +240,40 @@ def as_words(flags):
 
 
 # -- From flags to a trial
-def parse_task(kind, argv):
+def parse_task(task_class, argv):
     """The task of one trial, from its command line."""
-    return make_task(kind, parse(kind, argv)[0])
+    return make_task(task_class, parse(task_class, argv)[0])
 
 
-def make_task(kind, args, **row):
+def make_task(task_class, args, **row):
     """The task of one trial, whose flags fit together; `row` overrides `args`."""
     args = argparse.Namespace(**(vars(args) | row))
     if isinstance(args.seed, range):
         raise UsageError("--seed takes a range with --list, --all and report.py alone")
-    defaults = defaults_of(kind) | kind.defaults(args)  # the paper's, and what follows
+    defaults = defaults_of(task_class) | task_class.defaults(
+        args
+    )  # the paper's, and what follows
     for flag, value in defaults.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
-    names = [flag.name for flag in flags_of(kind).values() if flag.affects_result]
+    names = [flag.name for flag in flags_of(task_class).values() if flag.affects_result]
     if args.precision == "bf16":  # the others differ by rounding alone
         names.append("precision")
-    config = {name: getattr(args, name) for name in sorted(names) if name not in kind.without}
-    task = kind(args, config, name_folder(kind, args, config, defaults))
+    config = {
+        name: getattr(args, name) for name in sorted(names) if name not in task_class.without
+    }
+    task = task_class(args, config, name_folder(task_class, args, config, defaults))
     task.check()
     return task
 
 
-def name_folder(kind, args, config, defaults):
+def name_folder(task_class, args, config, defaults):
     """OUT/TASK/MODEL-PE-K..-L..[-flag=value of all off the paper's default]/seedN"""
-    words = [f"{before}{config[flag]}" for flag, before in kind.folder_words.items()]
+    words = [f"{before}{config[flag]}" for flag, before in task_class.folder_words.items()]
     for flag, value in config.items():
-        if flag not in ("seed", *kind.folder_words) and value != defaults[flag]:
+        if flag not in ("seed", *task_class.folder_words) and value != defaults[flag]:
             words.append(flag.replace("_", "-") + ("" if value is True else f"={value}"))
-    folder = Path(args.out, kind.name, "-".join(words), f"seed{args.seed}")
+    folder = Path(args.out, task_class.name, "-".join(words), f"seed{args.seed}")
     for path in reversed(folder.parents):
         if len(os.fsencode(path.name)) > 255:
             raise UsageError(f"too many or too long flags for a folder's name: {path.name}")
@@ -277,33 +283,33 @@ def name_folder(kind, args, config, defaults):
 
 
 # -- From a figure to its trials
-def trials_of_figure(kind, args, given, figure):
+def trials_of_figure(task_class, args, given, figure):
     """[jobs.Trial]: those of a figure, or of all figures if it is (); each folder once.
 
     A typed flag selects the rows that have that value. Typed seeds replace the rows' own.
     Other typed flags are added to every trial.
     """
-    if figure and args.scale not in kind.figures[figure].grids:
-        has = " and ".join(kind.figures[figure].grids)
+    if figure and args.scale not in task_class.figures[figure].grids:
+        has = " and ".join(task_class.figures[figure].grids)
         raise UsageError(f"{figure} has no {args.scale} scale; it has {has}")
     trials = {}
-    for name in [figure] if figure else kind.figures:
-        for row in kind.figures[name].grids.get(args.scale, []):
+    for name in [figure] if figure else task_class.figures:
+        for row in task_class.figures[name].grids.get(args.scale, []):
             if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
                 continue
             row = row | {"seed": given.get("seed", row["seed"])}
             for row_of_seed in cross(**row):
-                trial = make_trial(kind, args, given, row_of_seed)
+                trial = make_trial(task_class, args, given, row_of_seed)
                 trials.setdefault(trial.folder, trial)
     if not trials:
-        what = f"{figure or kind.script()} at --scale {args.scale}"
+        what = f"{figure or task_class.script()} at --scale {args.scale}"
         raise UsageError(f"no trial of {what} has the flags given, or its grid is still empty")
     return choose_trial(list(trials.values()), args)
 
 
-def make_trial(kind, args, given, row):
+def make_trial(task_class, args, given, row):
     carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
-    return jobs.Trial(make_task(kind, args, **row), row, as_words(row | carried))
+    return jobs.Trial(make_task(task_class, args, **row), row, as_words(row | carried))
 
 
 def choose_trial(trials, args):
@@ -318,38 +324,38 @@ def choose_trial(trials, args):
 
 
 # -- A script's command line
-def main(kind):
+def main(task_class):
     jobs.end_with_parent()
-    return exit_code(kind.script(), lambda: dispatch(kind, sys.argv[1:]))
+    return exit_code(task_class.script(), lambda: dispatch(task_class, sys.argv[1:]))
 
 
-def dispatch(kind, argv):
-    args, given = parse(kind, argv)
+def dispatch(task_class, argv):
+    args, given = parse(task_class, argv)
     figure = args.all if args.list is None else args.list
     if figure is None:
         if args.index is not None:
             raise UsageError("--index is for --all and --list")
-        task = make_task(kind, args)
-        if why := too_large_here(kind, args, given):
+        task = make_task(task_class, args)
+        if why := too_large_here(task_class, args, given):
             print(why)
         return run_one(task, argv)
-    trials = trials_of_figure(kind, args, given, figure)
+    trials = trials_of_figure(task_class, args, given, figure)
     if args.list is not None:
         for trial in trials:
-            print(f"python {kind.script()} {shlex.join(trial.words)}")
+            print(f"python {task_class.script()} {shlex.join(trial.words)}")
         return 0
     if args.index is not None:
         return run_one(trials[0].task, trials[0].words)
-    if why := too_large_here(kind, args, given):
+    if why := too_large_here(task_class, args, given):
         raise UsageError(f"{len(trials)} trials: {why}, or for this one add --device cpu")
-    return run_many(kind, args, given, trials)
+    return run_many(task_class, args, given, trials)
 
 
-def too_large_here(kind, args, given):
+def too_large_here(task_class, args, given):
     """A line if the paper's training would run on a CPU, and nobody has asked for that."""
     asked = "device" in given or "iterations" in given
     if args.scale == "paper" and not asked and machine.choose_device(args).type == "cpu":
-        smaller = " or ".join(name for name in kind.scales if name != "paper")
+        smaller = " or ".join(name for name in task_class.scales if name != "paper")
         time = "a CPU needs days or weeks for each trial"
         return f"the paper's size is for a GPU, {time}; for a smaller one add --scale {smaller}"
 
@@ -360,7 +366,7 @@ def run_one(task, argv):
     return task.run(argv, stop) if task.run else training.train(task, argv, stop)
 
 
-def run_many(kind, args, given, trials):
+def run_many(task_class, args, given, trials):
     """All as processes, and then their report."""
     stop = Stop()
     for trial in trials:  # a missing text is said once, not by every trial
@@ -370,7 +376,7 @@ def run_many(kind, args, given, trials):
     if machine.choose_device(args).type == "cuda":
         cards = machine.cards()
     at_once = args.jobs or len(cards) or machine.cores()
-    script = sys.modules[kind.__module__].__file__
+    script = sys.modules[task_class.__module__].__file__
     with stop.between_iterations():
         code = jobs.Jobs(script, trials, at_once, cards).run(stop)
     if code != files.STOPPED:
