@@ -1459,7 +1459,7 @@ def test_defaults_and_grids_are_the_papers():
 
 def test_help_shows_a_scales_defaults_and_what_encodings_are():
     said = " ".join(ends(0, "--help --scale smoke").split())
-    assert "batches to train on (20)" in said
+    assert "training iterations (20)" in said
     assert "constant One fixed random unit vector at every step" in said
 
 

@@ -41,94 +41,104 @@ def parse_bands(text):
 FLAGS = [
     Flag("model", "lstm", "the layer", choices=common.LAYERS),
     Flag("pe", "sin", "encoding of the time step", choices=common.ENCODINGS),
-    Flag("vocab", 16384, "number of different integers, K", int, least=2, below=10_000_000),
-    Flag("length", 64, "integers in the input, L", int, least=1, below=5000),
+    Flag("vocab", 16384, "vocabulary size, K", int, least=2, below=10_000_000),
+    Flag("length", 64, "input length, L", int, least=1, below=5000),
     Flag(
         "seed",
         0,
-        "of weights, data and held-out set; 0-4: five trials of a figure",
+        "random seed (--list, --all and report.py also take a range)",
         parse_seeds,
         wanted="one seed, or a range of at most 100, such as 0-4",
     ),
-    Flag("hidden", 512, "size of the layer's state", int, least=1, below=20_000),
+    Flag("hidden", 512, "hidden size", int, least=1, below=20_000),
     Flag(
         "embed",
         512,
-        "size of the embedding, and of the encoding",
+        "size of the token embedding, and of the positional encoding",
         int,
         least=1,
         below=10_000,
     ),
-    Flag("iterations", 300_000, "batches to train on", int, least=1),
-    Flag("batch", 512, "sequences per iteration", int, least=1, below=1_000_000),
-    Flag("lr", 1e-3, "peak of the learning rate", float),
-    Flag("warmup", None, "iterations of linear warm-up (1000 or, if less, iterations/10)", int),
+    Flag("iterations", 300_000, "training iterations", int, least=1),
+    Flag("batch", 512, "batch size", int, least=1, below=1_000_000),
+    Flag("lr", 1e-3, "peak learning rate", float),
+    Flag("warmup", None, "warm-up iterations (1000, or a tenth of --iterations if less)", int),
     Flag(
         "held_out",
         None,
-        "test sequences, never trained on (1024; dual_frequency.py: 64 L)",
+        "held-out test sequences (1024; dual_frequency.py: 64 L)",
         int,
         least=1,
         below=1_000_000,
     ),
     Flag(
-        "combine", "concat", "how encoding and embedding are joined", choices=("concat", "add")
+        "combine",
+        "concat",
+        "how the encoding is combined with the embedding",
+        choices=("concat", "add"),
     ),
     Flag(
         "encode",
         "both",
-        "steps with the encoding: while reading, answering, or both",
+        "time steps with the encoding: of the input, the output, or both",
         choices=("input", "output", "both"),
     ),
     Flag(
         "amplitude",
         None,
-        "length of the encoding's vectors (1; learned: the root of --embed)",
+        "norm of the encoding's vectors (1; learned: square root of --embed)",
         float,
     ),
     Flag(
         "bands",
         "0:1",
-        "part of the sinusoid's frequencies, from 0, the fastest",
+        "fraction of the sinusoid's frequencies, from 0 (fastest) to 1",
         parse_bands,
         wanted="LOW:HIGH with 0 <= LOW < HIGH <= 1",
     ),
-    Flag("beta1", 0.9, "Adam's first decay", float, below=1),
-    Flag("beta2", 0.999, "Adam's second decay; released code: 0.98", float, below=1),
+    Flag("beta1", 0.9, "Adam's beta1", float, below=1),
+    Flag("beta2", 0.999, "Adam's beta2; released code: 0.98", float, below=1),
     Flag("eps", 1e-8, "Adam's epsilon; released code: 1e-9", float),
-    Flag("clip", 1.0, "largest gradient norm, 0: any", float),
+    Flag("clip", 1.0, "clip norm of the gradient (0 disables)", float),
 ]
 PLUMBING = [
     Flag("out", "runs", "folder of all trials"),
-    Flag("overwrite", False, "delete the trial's folder and start anew", bool),
+    Flag("overwrite", False, "delete the trial's folder and start again", bool),
     Flag("evaluate", False, "evaluate a finished trial again, from last.pt", bool),
     Flag("save_every", 5000, "iterations between checkpoints", int, least=1),
     Flag(
         "snapshot_every",
         None,
-        "iterations between kept weights, 0: none (dual_frequency.py: 5000)",
+        "iterations between snapshots of the weights (0 disables; dual_frequency.py: 5000)",
         int,
     ),
     Flag("log_every", 100, "iterations per row of curve.csv", int, least=1),
-    Flag("device", "auto", "auto: cuda if there", choices=("auto", "cpu", "cuda")),
+    Flag("device", "auto", "auto: cuda if available", choices=("auto", "cpu", "cuda")),
     Flag(
         "engine",
         "auto",
-        "by hand, or torch.nn: equal but for rounding",
+        "fast: hand-written; torch: torch.nn; equal up to rounding",
         choices=("auto", "fast", "torch"),
     ),
-    Flag("precision", None, "of products (CUDA: tf32)", choices=("fp32", "tf32", "bf16")),
-    Flag("no_graph", False, "on CUDA: no graph of the iteration, to debug", bool),
-    Flag("deterministic", False, "on CUDA: the same bits every time, slower", bool),
+    Flag(
+        "precision", None, "matmul precision on CUDA (tf32)", choices=("fp32", "tf32", "bf16")
+    ),
+    Flag("no_graph", False, "do not capture CUDA graphs (for debugging)", bool),
+    Flag("deterministic", False, "bitwise reproducible on CUDA, slower", bool),
     Flag(
         "jobs",
         None,
-        "of --all: processes at a time (one per core, on CUDA one per card)",
+        "number of trials that --all runs in parallel (one per core or GPU)",
         int,
         least=1,
         below=1000,
     ),
-    Flag("index", None, "of --all, --list: this trial alone, from 0; for SLURM arrays", int),
+    Flag(
+        "index",
+        None,
+        "with --all or --list: only this trial, counted from 0 (for SLURM arrays)",
+        int,
+    ),
 ]
 PLUMBING = [flag._replace(affects_result=False) for flag in PLUMBING]
 NOT_CARRIED = {"list", "all", "jobs", "index"}  # what a trial's command leaves out
@@ -176,11 +186,10 @@ def parse(task_class, argv):
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    affects_result = parser.add_argument_group("these change the result")
-    plumbing = parser.add_argument_group("these do not")
-    plumbing.add_argument(
-        "--scale", choices=task_class.scales, help="a set of defaults (paper)"
-    )
+    scale = parser.add_argument_group("size of model, data and training")
+    affects_result = parser.add_argument_group("settings of a trial")
+    plumbing = parser.add_argument_group("how it is run (the result does not depend on it)")
+    scale.add_argument("--scale", choices=task_class.scales, help="set of defaults (paper)")
     defaults = defaults_of(task_class) | task_class.scales.get(find_scale(argv), {})
     for name, flag in flags_of(task_class).items():
         if name not in task_class.without:
@@ -188,8 +197,10 @@ def parse(task_class, argv):
     # const: the value where no figure is named
     figure = dict(nargs="?", const=(), choices=task_class.figures, metavar="FIGURE")
     names = ", ".join(task_class.figures)
-    plumbing.add_argument("--list", help=f"print a command per trial: {names}", **figure)
-    plumbing.add_argument("--all", help="run these trials, then report.py", **figure)
+    plumbing.add_argument(
+        "--list", help=f"print the command of each trial of {names}", **figure
+    )
+    plumbing.add_argument("--all", help="run all trials of a figure, then report.py", **figure)
     given = vars(parser.parse_args(argv))
     defaults |= dict(scale="paper", list=None, all=None)
     return argparse.Namespace(**(defaults | given)), given
@@ -210,7 +221,7 @@ def explain(task_class):
     if "pe" not in {flag.name for flag in task_class.flags}:
         yield "\nencodings:"
         for name, encoding in common.ENCODINGS.items():
-            yield f"  {name:9} {encoding.__doc__.splitlines()[0]}"
+            yield f"  {name:9} {(encoding.__doc__ or '').partition(chr(10))[0]}"
 
 
 def add_flag(group, flag, default):
@@ -372,13 +383,13 @@ def run_many(task_class, args, given, trials):
     for trial in trials:  # a missing text is said once, not by every trial
         trial.task.setup()
     trials[0].task.build("cpu")  # so are flags that leave no data to train on
-    cards = []
+    gpus = []
     if machine.choose_device(args).type == "cuda":
-        cards = machine.cards()
-    at_once = args.jobs or len(cards) or machine.cores()
+        gpus = machine.gpus()
+    at_once = args.jobs or len(gpus) or machine.cores()
     script = sys.modules[task_class.__module__].__file__
     with stop.between_iterations():
-        code = jobs.Jobs(script, trials, at_once, cards).run(stop)
+        code = jobs.Jobs(script, trials, at_once, gpus).run(stop)
     if code != files.STOPPED:
         report = Path(__file__).parents[1] / "report.py"
         figure = [args.all] if args.all else []

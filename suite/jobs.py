@@ -15,7 +15,7 @@ from typing import NamedTuple
 from common import UsageError
 from suite import files, machine
 from suite.files import FAILED, STOPPED, End
-from suite.progress import LiveLine, say_left
+from suite.progress import LiveLine, format_eta
 from suite.task import Task
 
 
@@ -34,14 +34,14 @@ class Trial(NamedTuple):
 class Jobs:
     """The trials of a figure that are not finished, `at_once` at a time."""
 
-    def __init__(self, script, trials, at_once, cards):
+    def __init__(self, script, trials, at_once, gpus):
         self.script, self.trials, self.at_once = script, trials, at_once
         self.waiting = [trial for trial in trials if not is_finished(trial.task)]
         self.before = len(trials) - len(self.waiting)
-        self.running, self.codes = {}, []  # {process: (its Trial, its card)}
+        self.running, self.codes = {}, []  # {process: (its Trial, its gpu)}
         self.progress = {}  # {folder: the last progress.json that was read}
-        # A card for every job at once, counted round; None: as this process sees them
-        self.free = list(itertools.islice(itertools.cycle(cards or [None]), at_once))
+        # A gpu for every job at once, counted round; None: as this process sees them
+        self.free = list(itertools.islice(itertools.cycle(gpus or [None]), at_once))
         self.line = LiveLine()
 
     def run(self, stop):
@@ -73,8 +73,8 @@ class Jobs:
         self.running[process] = trial, self.free.pop(0)
 
     def end(self, process):
-        trial, card = self.running.pop(process)
-        self.free.append(card)
+        trial, gpu = self.running.pop(process)
+        self.free.append(gpu)
         self.codes.append(process.returncode)
         self.line.clear()
         if process.returncode or not self.line.live:
@@ -93,7 +93,7 @@ class Jobs:
                     self.progress[trial.folder] = found
                     names[-1] += f" {found['share']:.0%}, accuracy {found['accuracy']:.2f}"
         if self.progress and running + self.waiting:
-            said += f", {say_left(self.seconds_left(running + self.waiting))}"
+            said += f", {format_eta(self.seconds_left(running + self.waiting))}"
         if self.line.live and names:
             said += f"  running: {'; '.join(names)}"
         return said
@@ -113,14 +113,14 @@ def is_finished(task):
         return files.is_finished(task)
 
 
-def start(script, trial, at_once, card):
+def start(script, trial, at_once, gpu):
     """A trial's process, which writes to log.txt in the trial's folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, machine.cores() // at_once)
     environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
     environment["SUITE_PARENT"] = str(os.getpid())
-    if card is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = card
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     with open(trial.folder / "log.txt", "w" if trial.task.args.overwrite else "a") as log:
         return subprocess.Popen(
             [sys.executable, script, *trial.words],

@@ -31,8 +31,8 @@ def cores():
     return os.cpu_count()  # macOS
 
 
-def cards():
-    """The names of the cards that this process sees, as CUDA_VISIBLE_DEVICES has them."""
+def gpus():
+    """The names of the gpus that this process sees, as CUDA_VISIBLE_DEVICES has them."""
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     return [str(n) for n in range(torch.cuda.device_count())]
@@ -125,7 +125,7 @@ def is_out_of_memory(error):
 
 
 def peak_memory(device):
-    """Bytes: allocated on the card, or of the process."""
+    """Bytes: allocated on the gpu, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

@@ -6,7 +6,7 @@ import sys
 import time
 
 
-def say_left(seconds):
+def format_eta(seconds):
     """How long it will still take."""
     if seconds >= 2 * 86_400:
         return f"about {seconds / 86_400:.0f} days left"

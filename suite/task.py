@@ -22,10 +22,10 @@ SMOKE = dict(
 )
 
 SCALES = {
-    "paper": "512 units, 300,000 batches: for a GPU",
-    "desk": "smaller models, minutes to hours of a CPU each: what results/ has",
-    "quick": "a first look: minutes for a whole figure",
-    "smoke": "seconds, to see that it runs",
+    "paper": "512 units, 300,000 iterations: for a GPU",
+    "desk": "128 or 64 units, minutes to an hour of a CPU core per trial: results/",
+    "quick": "minutes for a whole figure",
+    "smoke": "seconds, for tests",
 }
 
 

@@ -16,7 +16,7 @@ import common
 from common import UsageError
 from suite import files, graphs, machine
 from suite.files import FAILED, NOT_FINITE, End
-from suite.progress import LiveLine, say_left
+from suite.progress import LiveLine, format_eta
 
 
 def train(task, argv, stop):
@@ -244,7 +244,7 @@ class Training:
         """A line on how far this is; waits for the device."""
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
-        left = say_left((iterations / i - 1) * self.seconds)
+        left = format_eta((iterations / i - 1) * self.seconds)
         if not live:
             means = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
             return f"iteration {i}/{iterations}  {means}  {left}"
