@@ -231,10 +231,10 @@ class Encoding(nn.Module):
 
 
 class Sinusoid(Encoding):
-    """The paper's clock: sines and cosines of the step, of many frequencies (Eqs. 1-2).
+    """The paper's encoding: sine and cosine of the step at many frequencies (Eqs. 1-2).
 
     `bands` = (low, high) keeps that part of the frequencies, from 0, the fastest, to 1, the
-    slowest. The others are zero; the rest is scaled up to length 1.
+    slowest. The others are zero; the vectors are scaled to norm 1.
     """
 
     drawn = False
@@ -262,14 +262,14 @@ class Random(Encoding):
 
 
 class Constant(Encoding):
-    """One fixed random unit vector at every step: as many inputs as a clock, no time."""
+    """The control: one fixed random unit vector at every step, so no position."""
 
     def make(self, positions, size):
         return F.normalize(torch.randn(1, size), dim=1)
 
 
 class Learned(Encoding):
-    """A learned vector per step, drawn as nn.Embedding's; `amplitude` is its first length."""
+    """A learned vector per step, initialised as nn.Embedding; `amplitude`: its initial norm."""
 
     @staticmethod
     def default_length(size):
@@ -282,7 +282,7 @@ class Learned(Encoding):
 
 
 class Ramp(Encoding):
-    """A fixed random unit vector times t / positions: no period. The last has length 1."""
+    """A fixed random unit vector times t / positions: no period. The last has norm 1."""
 
     def make(self, positions, size):
         time = torch.arange(1, positions + 1)[:, None] / positions
@@ -330,7 +330,7 @@ class NoEncoding(Encoding):
 
 
 class DuplicatedEmbedding(NoEncoding):
-    """The embedding twice: as many parameters as with a clock, no clock (Appendix C)."""
+    """The embedding twice: as many parameters as with PE, no position (Appendix C)."""
 
     copies = 2
 
@@ -433,7 +433,7 @@ class S4D(nn.Module):
 
 # -- Data: integers are pure functions of (seed, stream, iteration), alike on every device
 TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # streams; the last: stability.py's pairs
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the int64 of the same bits
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as an int64
 
 
 def splitmix64_mix(x):

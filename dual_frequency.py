@@ -7,7 +7,7 @@
     out  . . . 9 1 3        as in reverse.py, whose model and training this is
 
 A test row has one target among disturbants of one kind, and only the target's retrieval
-counts. The paper: without the clock, what hurts is Rare disturbants, not Rare targets
+counts. The paper: without PE, Rare disturbants hurt, Rare targets do not
 (section 4.2).
 """
 

@@ -11,7 +11,7 @@ The paper's negative result: expect no gain in test perplexity from PE.
 The text has a paragraph per line; blank lines and headings, which begin with " =", are
 dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip:
 unpack it in data/. SentencePiece learns K pieces from the training split: its unigram
-model, with its defaults but for the longest line. There is no begin or end token: a
+model, with its defaults except for the longest line. There is no begin or end token: a
 paragraph of one piece has nothing to predict and is left out. Rare characters, and the
 < and > of a "<unk>", become the unknown piece, which is read but not scored.
 """
@@ -239,7 +239,7 @@ def pad_to_few_sizes(batch, most, vocab):
     All paragraphs get the same number of steps: a multiple of STEPS, or `most`. The
     number of targets is rounded up to a multiple of a PARTS-th of all pairs. What is
     added comes after a paragraph's end, or has an unknown target, and so changes no
-    number. It is of many pieces: a card adds up the gradients of a single one slowly.
+    number. It is of many pieces: a GPU adds up the gradients of a single one slowly.
     """
     paragraphs, found = int(batch.sizes[0]), len(batch.targets)
     time = min(most, math.ceil(len(batch.sizes) / STEPS) * STEPS)
@@ -266,9 +266,9 @@ def features(model, batch, engine):
         found = layer.forward(model.layer, packed)[0].data
     else:
         embedded, pieces = fast.used_embeddings(model, batch.inputs)
-        table, clock = fast.input_products(model, embedded, len(batch.sizes))
+        table, by_step = fast.input_products(model, embedded, len(batch.sizes))
         sizes = batch.sizes.tolist()
-        found = scan(model.layer, table, clock, pieces, sizes, engine.compiled)
+        found = scan(model.layer, table, by_step, pieces, sizes, engine.compiled)
     return found if batch.answered is None else found.index_select(0, batch.answered)
 
 

@@ -7,7 +7,7 @@
 # Element n runs `python reverse.py --all fig2 --index n`: line n, counted from 0, of `--list fig2`. Time limit,
 # partition, GPU and account belong before the script's name; PYTHON names another interpreter. An element that meets
 # its time limit (USR1 two minutes before) or is preempted (TERM) saves, exits with 75 and goes back to the queue, alone;
-# one that scancel ends saves and stays out of it: the same line again continues it. The same bits need the same
+# one that scancel ends saves and stays out of it: the same line again continues it. Bitwise identical results need the same
 # --cpus-per-task throughout.
 #
 # Exit codes: 0 done, 1 failed (disk, memory), 2 bad flags, 3 not finite, 73 running elsewhere, 75 saved, to continue

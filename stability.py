@@ -65,12 +65,12 @@ def stability(model, a, b, target, at_once=64):
     similarity = recurrent_similarity
     if isinstance(model.layer, common.S4D):
         similarity = s4d_similarity
-    # What the layer reads is table[token] + clock[step]: (K+1, G), (T, G)
-    table, clock = fast.input_products(model, model.embedding.weight, a.shape[1])
+    # What the layer reads is table[token] + by_step[step]: (K+1, G), (T, G)
+    table, by_step = fast.input_products(model, model.embedding.weight, a.shape[1])
     found = []
     for part in zip(a.split(at_once), b.split(at_once)):
         rows = torch.cat(part)  # (S, T), first all A, then all B
-        inputs = table[rows.T] + clock[:, None]  # (T, S, G)
+        inputs = table[rows.T] + by_step[:, None]  # (T, S, G)
         found.append(similarity(model.layer, inputs, target))
     return torch.cat(found)
 
@@ -193,7 +193,7 @@ def s4d_similarity(layer, inputs, target):
 
 
 def squared_output_weights(layer, steps):
-    """(H,) |w_h|^2 after so many steps, but for a factor that all channels share.
+    """(H,) |w_h|^2 after so many steps, up to a factor that all channels share.
 
     The input weight (exp(dt A) - 1) / A is inside the state, as in Gu et al. (2022), not in w.
     """

@@ -2,7 +2,7 @@
 
     python test_all.py           # all tests
     python test_all.py NAME ...  # those with one of these in their names
-    python test_all.py cuda      # a card against the CPU
+    python test_all.py cuda      # a GPU against the CPU
 
 Numbers are compared with an independent way to get them. What README.md promises of signals,
 kills, files, flags and exit codes is tested by processes: children are forked from this one, so
@@ -104,8 +104,8 @@ SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that are started here
-WITH_CARDS = dict(os.environ)
-if "--on-card" not in sys.argv:
+WITH_GPUS = dict(os.environ)
+if "--on-gpu" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else forking would fail
 
 
@@ -250,7 +250,7 @@ def find_results():
 
 
 def read_curve(folder):
-    """curve.csv, but for its seconds."""
+    """curve.csv without its seconds."""
     return np.loadtxt(folder / "curve.csv", delimiter=",", skiprows=1)[:, :-1]
 
 
@@ -281,7 +281,7 @@ def close(got, wanted, tolerance):
 
 
 def assert_fair(counts, expected):
-    """Pearson's statistic is below a bound that a fair draw passes but for e^-10."""
+    """Pearson's statistic is below a bound that a fair draw passes up to e^-10."""
     free = len(counts) - 1
     statistic = sum((n - mean) ** 2 / mean for n, mean in zip(counts, expected))
     bound = free + 2 * math.sqrt(10 * free) + 20  # Laurent and Massart, 2000
@@ -549,7 +549,7 @@ def is_answer(batch):
 
 def test_metrics_by_hand():
     targets, weight = torch.tensor([[1, 2, 3], [4, 5, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
-    predictions = torch.tensor([[2, 1, 3], [4, 5, 9]])  # two swapped; all right but for padding
+    predictions = torch.tensor([[2, 1, 3], [4, 5, 9]])  # two are swapped
     losses = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]])
     batch = common.Batch(None, targets, None, weight)
     metrics = common.sequence_metrics(batch, predictions, losses)
@@ -809,7 +809,7 @@ def test_an_iteration_never_waits_for_its_device():
         t.train_step(task.training_batch(iteration))
 
 
-# -- One trial: whatever disturbs it, it ends with the same bits
+# -- One trial: whatever disturbs it, the result is bitwise identical
 LONG = f"{SMOKE} --model gru --iterations 60 --save-every 10 --log-every 10 --snapshot-every 15"
 
 
@@ -853,7 +853,7 @@ def task_with_signal(number, at=25, times=1):
     return Signalled
 
 
-def test_four_signals_save_and_the_same_command_ends_with_the_same_bits():
+def test_four_signals_save_and_the_same_command_ends_bitwise_identical():
     for number in SIGNALS:
         with workplace():
             said = child_ends(75, f"{LONG} --overwrite", task_with_signal(number))
@@ -1460,7 +1460,7 @@ def test_defaults_and_grids_are_the_papers():
 def test_help_shows_a_scales_defaults_and_what_encodings_are():
     said = " ".join(ends(0, "--help --scale smoke").split())
     assert "training iterations (20)" in said
-    assert "constant One fixed random unit vector at every step" in said
+    assert "constant The control: one fixed random unit vector at every step" in said
 
 
 def list_commands(words, task=Reverse):
@@ -1510,7 +1510,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_ends_all():
     assert said.count("Permission denied") == 1 and not read_files()
 
 
-def test_jobs_take_turns_on_the_cards():
+def test_jobs_take_turns_on_the_gpus():
     trials, script = trials_of(Reverse, "fig2", "smoke")[:3], Path("script.py")
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
     queue = jobs.Jobs(script, trials, 3, ["7", "5"])
@@ -2387,16 +2387,16 @@ def test_tokens_are_those_of_sentencepiece():
     assert np.fromfile(path.with_name("train.ends"), "<i8").tolist() == borders
 
 
-# -- CUDA: what needs a card
-def run_with_card(*words):
-    """Python in a process of its own that sees the cards."""
-    with mock.patch.dict(os.environ, WITH_CARDS, clear=True):
+# -- CUDA: what needs a GPU
+def run_with_gpu(*words):
+    """Python in a process of its own that sees the GPUs."""
+    with mock.patch.dict(os.environ, WITH_GPUS, clear=True):
         return process(*words)
 
 
 @functools.cache
-def has_card():
-    code, _, _ = run_with_card("-c", "import torch; assert torch.cuda.is_available()")
+def has_gpu():
+    code, _, _ = run_with_gpu("-c", "import torch; assert torch.cuda.is_available()")
     return code == 0
 
 
@@ -2407,9 +2407,9 @@ def test_cuda_batches():
 
 FP32 = ["--precision fp32"]
 THREE = ["--precision fp32", "--precision fp32 --no-graph", "--precision fp32 --deterministic"]
-REPEATED = "--deterministic", "--deterministic --log-every 50"  # the same bits
+REPEATED = "--deterministic", "--deterministic --log-every 50"  # bitwise identical
 WAYS = ["", "--no-graph", "--engine torch", "--precision fp32", "--precision bf16", *REPEATED]
-CARD = {  # command: its ways on the card
+ON_GPU = {  # command: its ways on the GPU
     "reverse.py --model gru": WAYS,
     "reverse.py --model lstm": WAYS,
     "reverse.py --model s4d": WAYS,
@@ -2454,14 +2454,14 @@ def measure_trial(case):
 
 
 def test_cuda_trials_are_the_cpus():
-    cases = [(command, "cpu", "") for command in CARD]
-    for command, ways in CARD.items():
+    cases = [(command, "cpu", "") for command in ON_GPU]
+    for command, ways in ON_GPU.items():
         cases += [(command, "cuda", way) for way in ways]
     write_shakespeare()
     write_lm_tokens()
     with ThreadPoolExecutor(min(8, machine.cores())) as pool:
         found = dict(zip(cases, pool.map(measure_trial, cases)))
-    wrong = []  # all that is, since a card is dear
+    wrong = []  # all that is, since GPU time is dear
     for (command, where, way), got in found.items():
         wanted, bound = found[command, "cpu", ""], 0.03 if "bf16" in way else 0.01
         for name, x in wanted.items():
@@ -2530,11 +2530,11 @@ def attempt(name):
         with workplace():
             if not name.startswith("test_cuda_"):
                 globals()[name]()
-            elif not has_card():
+            elif not has_gpu():
                 raise SkipTest("no CUDA device")
             else:
-                code, out, err = run_with_card(
-                    "-c", f"from test_all import *; {name}()", "--on-card"
+                code, out, err = run_with_gpu(
+                    "-c", f"from test_all import *; {name}()", "--on-gpu"
                 )
                 assert code == 0, out + err
     except SkipTest as reason:

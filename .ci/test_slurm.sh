@@ -87,7 +87,7 @@ scancel "$first"
 check "... and trains when the first was cancelled" soon 60 says "${second}_0" "^iteration"
 scancel "$second"
 more[3]=$folder/limited
-limited=$(submit --array=0 --time=1 --signal=B:USR1@59) # at SLURM's next look at the clock, every 30 s
+limited=$(submit --array=0 --time=1 --signal=B:USR1@59) # when SLURM next checks time limits, every 30 s
 check "at its time limit an element requeues itself" soon 120 is "${limited}_0" Restarts 1
 check "... and continues" soon 60 says "${limited}_0" "^from iteration [1-9]"
 scancel "$limited"

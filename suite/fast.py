@@ -1,8 +1,8 @@
 """What common.py's models compute, faster: the same numbers, as the tests demand.
 
 The input weights meet every integer and every step once, not every row: a layer's input
-is table[token] + clock[t]. GRU and LSTM are scanned by hand (rnn_kernels.py). S4D convolves
-only what is answered, and what all rows share only once.
+is table[token] + by_step[t]. GRU and LSTM are scanned by hand (rnn_kernels.py). S4D convolves
+only at answered steps, and inputs that all rows share only once.
 """
 
 import math
@@ -62,13 +62,13 @@ def kernel_tables(log_dt, C, log_A_real, A_imag, time):
     return torch.cat([real, minus_imag], 1), columns
 
 
-def s4d_features(layer, table, clock, tokens, steps, compiled):
+def s4d_features(layer, table, by_step, tokens, steps, compiled):
     """S4D's (M, B, H). n steps read tokens; what is read later is the same in all rows."""
-    start, stop = common.span(steps, len(clock))
+    start, stop = common.span(steps, len(by_step))
     n = len(tokens)
-    own = F.embedding(tokens, table) + clock[:n, None]  # (n, B, H)
+    own = F.embedding(tokens, table) + by_step[:n, None]  # (n, B, H)
     own = own.permute(2, 0, 1)  # (H, n, B)
-    shared = clock[n:].T  # (H, T - n)
+    shared = by_step[n:].T  # (H, T - n)
     read = min(stop, n)
     alike = stop - read  # steps that read the same in all rows
 
@@ -119,10 +119,10 @@ def features(model, batch, compiled=False):
     rows, time = batch.inputs.shape
     before_commands = batch.inputs[:, : time - commands].T  # (T - commands, B)
     embedded, tokens = used_embeddings(model, before_commands)
-    table, clock = input_products(model, embedded, time)
+    table, by_step = input_products(model, embedded, time)
     if commands:
-        clock = torch.cat([clock[:-commands], clock[-commands:] + table[-1]])
+        by_step = torch.cat([by_step[:-commands], by_step[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
-        return s4d_features(layer, table, clock, tokens, steps, compiled)
-    h = rnn_kernels.scan(layer, table, clock, tokens.flatten(), [rows] * time, compiled)
+        return s4d_features(layer, table, by_step, tokens, steps, compiled)
+    h = rnn_kernels.scan(layer, table, by_step, tokens.flatten(), [rows] * time, compiled)
     return common.select(h.view(time, rows, -1), steps)

@@ -9,8 +9,8 @@ Rows are packed as in torch's PackedSequence: those of step 0, then those of ste
 before; N is their sum. The initial state is zero.
 
     table (R, G)   what each token adds to the gates' inputs (G is 4H; GRU: 3H)
-    clock (T, G)   what each time step adds: its positional encoding, and the bias
-    tokens (n,)    rows of the table, for the first n rows; the others read the clock alone
+    by_step (T, G) what each time step adds: its positional encoding, and the bias
+    tokens (n,)    rows of the table, for the first n rows; the others read by_step alone
     gates (N, 4H)  kept for the backward pass. LSTM: i, f, g, o. GRU: q, r, z, n
     c, h (N, H)    cell and output; the state is carried in the precision of the weights
 
@@ -40,9 +40,9 @@ def store_gates(columns, *gates):
         column.copy_(gate)
 
 
-def lstm_step(product, clock, table, tokens, c_before, h, c, *columns):
+def lstm_step(product, by_step, table, tokens, c_before, h, c, *columns):
     """From the last h's product with the weights; writes the gates, c and h."""
-    x = clock + table[tokens] if len(tokens) else clock
+    x = by_step + table[tokens] if len(tokens) else by_step
     i, f, g, o = (product + x).to(c.dtype).chunk(4, dim=1)
     i, f, o = i.sigmoid(), f.sigmoid(), o.sigmoid()
     g = tanh(g)
@@ -66,9 +66,9 @@ def lstm_step_back(c_before, d_h, d_cell, d_out, rows, c, *d_columns):
     d_cell.copy_(d_c * f)
 
 
-def gru_step(product, clock, table, tokens, bias, state, h, *columns):
+def gru_step(product, by_step, table, tokens, bias, state, h, *columns):
     """As lstm_step; `state` is carried on."""
-    x = clock + table[tokens] if len(tokens) else clock
+    x = by_step + table[tokens] if len(tokens) else by_step
     x_r, x_z, x_n = x.to(state.dtype).chunk(3, dim=-1)
     q, p_r, p_z = product.to(state.dtype).chunk(3, dim=1)
     r = (x_r + p_r).sigmoid()
@@ -167,21 +167,21 @@ def one_step_earlier(x, start, sizes):
     return [rows if len(rows) == n else rows[:n] for rows, n in zip(earlier, sizes)]
 
 
-def fill_gates(table, clock, tokens, sizes, weight, bias):
+def fill_gates(table, by_step, tokens, sizes, weight, bias):
     """-> gates (N, 4H), which hold what is added to W h_before, and W (H, G)"""
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # what tanh reads, see above
-    clock = (clock * scale)[:, None]
+    by_step = (by_step * scale)[:, None]
     if sizes[0] != sizes[-1]:
-        clock = clock.repeat_interleave(torch.tensor(sizes), 0)
-    rows = sum(sizes) // len(clock)
-    gates = weight.new_empty(len(clock), rows, 4 * H)  # (T, B, 4H), or packed (N, 1, 4H)
+        by_step = by_step.repeat_interleave(torch.tensor(sizes), 0)
+    rows = sum(sizes) // len(by_step)
+    gates = weight.new_empty(len(by_step), rows, 4 * H)  # (T, B, 4H), or packed (N, 1, 4H)
     inputs = gates[:, :, -G:]
     read = (table * scale).index_select(0, tokens).view(-1, rows, G)
     n = len(read)
-    torch.add(read, clock[:n], out=inputs[:n])
-    inputs[n:] = clock[n:]
+    torch.add(read, by_step[:n], out=inputs[:n])
+    inputs[n:] = by_step[n:]
     recurrent = weight.T.contiguous()
     if G == 4 * H:
         recurrent = recurrent * scale  # not in place: it may be the parameter
@@ -191,15 +191,15 @@ def fill_gates(table, clock, tokens, sizes, weight, bias):
 
 
 class RecurrentScan(torch.autograd.Function):
-    """table (R, G), clock (T, G), tokens (n,), ..., weight (G, H), bias (H,) -> h (N, H).
+    """table (R, G), by_step (T, G), tokens (n,), ..., weight (G, H), bias (H,) -> h (N, H).
 
-    The bias is that of a GRU's q; an LSTM's, which is in the clock, is not read.
+    The bias is that of a GRU's q; an LSTM's, which is in the by_step, is not read.
     """
 
     @staticmethod
-    def forward(ctx, table, clock, tokens, sizes, compiled, weight, bias):
+    def forward(ctx, table, by_step, tokens, sizes, compiled, weight, bias):
         # Detached, or it compiles twice
-        table, clock, weight, bias = (x.detach() for x in (table, clock, weight, bias))
+        table, by_step, weight, bias = (x.detach() for x in (table, by_step, weight, bias))
         N, T = sum(sizes), len(sizes)
         G, H = weight.shape
         cpu = on_cpu(weight)
@@ -213,7 +213,7 @@ class RecurrentScan(torch.autograd.Function):
             before_of = one_step_earlier(cells[0], start, sizes)
         if cpu:
             step = lstm_step_in_place if lstm else gru_step_in_place
-            gates, recurrent = fill_gates(table, clock, tokens, sizes, weight, bias)
+            gates, recurrent = fill_gates(table, by_step, tokens, sizes, weight, bias)
             product_of = gates[:, :G].split(sizes)
             inputs = [gates.split(sizes)]
         else:
@@ -222,7 +222,7 @@ class RecurrentScan(torch.autograd.Function):
             recurrent = low.T
             product_of = first_rows(table.new_zeros(sizes[0], G), sizes)
             tokens_of = tokens.tensor_split(list(accumulate(sizes[:-1])))
-            inputs = [product_of, clock, [table] * T, tokens_of]
+            inputs = [product_of, by_step, [table] * T, tokens_of]
             if not lstm:
                 inputs.append([bias] * T)
                 before_of = first_rows(start, sizes)  # the step replaces its state
@@ -266,7 +266,7 @@ class RecurrentScan(torch.autograd.Function):
             if t:
                 torch.mm(d_product_of[t], low, out=d_of[0][t])
 
-        d_x = d_gates[:, -G:]  # the gradients of table[tokens] + clock
+        d_x = d_gates[:, -G:]  # the gradients of table[tokens] + by_step
         if sizes[-1] == B:
             h_before, d_clock = h[:-B], d_x.unflatten(0, (-1, B)).sum(1)
         else:
@@ -280,11 +280,11 @@ class RecurrentScan(torch.autograd.Function):
         return d_table, d_clock, None, None, None, d_weight.to(dtype), d_bias
 
 
-def scan(layer, table, clock, tokens, sizes, compiled):
-    """table (R, G), clock (T, G), tokens (n,) -> the layer's h (N, H)"""
+def scan(layer, table, by_step, tokens, sizes, compiled):
+    """table (R, G), by_step (T, G), tokens (n,) -> the layer's h (N, H)"""
     weight = layer.weight_hh_l0
     bias = layer.bias_hh_l0[-layer.hidden_size :]
     if isinstance(layer, torch.nn.GRU):  # q, r, z: as in the gates
         r, z, n = weight.chunk(3)
         weight = torch.cat([n, r, z])
-    return RecurrentScan.apply(table, clock, tokens, sizes, compiled, weight, bias)
+    return RecurrentScan.apply(table, by_step, tokens, sizes, compiled, weight, bias)

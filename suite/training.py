@@ -1,8 +1,8 @@
 """One trial: the training loop, and the state that it changes.
 
 Data depend on (seed, iteration) alone, so a checkpoint and the flags decide all that follows:
-a trial that was stopped ends as one that was not, on a CPU with the same bits. README.md shows
-how to load what was trained.
+an interrupted trial ends as an uninterrupted one, bitwise identical on a CPU. README.md shows
+how to load a trained model.
 """
 
 import datetime
@@ -168,7 +168,7 @@ class Training:
             source.set_rng_state(state.cpu())  # now: the warm-up of a step draws, too
 
     def load_checkpoint(self):
-        """last.pt; if it is damaged, previous.pt; else none. All lead to the same bits."""
+        """last.pt; if it is damaged, previous.pt; else none. All lead to the same result."""
         for path in (self.folder / "last.pt", self.folder / "previous.pt"):
             try:
                 if path.exists():
