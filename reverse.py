@@ -9,7 +9,8 @@ reverse order.
     out  . . . 4 1 3        . is not scored
 
 The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an LSTM and S4D
-"can handle a larger vocabulary". The model is in common.py, the loop in suite/training.py.
+"can handle a larger vocabulary". Model, loss and step: common.py; how a batch is drawn:
+suite/task.py; the training loop: suite/training.py.
 """
 
 from suite import cli  # isort: skip # before PyTorch
