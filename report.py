@@ -22,6 +22,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -301,19 +302,16 @@ def dispatch(args, names, words):
             raise UsageError(f"{names[0]} has no finished trial")
         print(rows, end="")
         return 0
-    task_classes = [find_task_class(names[0])] if names else TASKS
-    figures = [(task_classes[0], name) for name in names[1:]] or figures_at(
-        args.scale, task_classes
-    )
+    classes = [find_task_class(names[0])] if names else TASKS
+    figures = [(classes[0], name) for name in names[1:]] or figures_at(args.scale, classes)
     found = False
     for task_class, name in figures:
         if name not in task_class.figures:
             known = ", ".join(task_class.figures)
             raise UsageError(f"{names[0]} has no figure {name}: choose from {known}")
         try:
-            lines = list(
-                section(task_class, name, args.scale, args.out, words, brief=args.brief)
-            )
+            options = args.scale, args.out, words, ".", args.brief
+            lines = list(section(task_class, name, *options))
         except UsageError:  # it has no such trials
             if names[1:]:
                 raise
@@ -324,6 +322,9 @@ def dispatch(args, names, words):
         print(*lines, sep="\n")
     if not found:
         raise UsageError(f"no figure has trials of {' '.join(['--scale', args.scale, *words])}")
+    if args.brief:
+        command = classes[0].script(), *names[1:], "--scale", args.scale, "--out", args.out
+        print(f"All metrics: python report.py {shlex.join([*command, *words])}")
     return 0
 
 

@@ -1944,8 +1944,9 @@ def test_the_readmes_numbers_are_those_of_the_committed_results():
 
 def test_the_readmes_example_is_that_of_the_committed_results():
     words = f"'{HERE}/reverse.py' fig2 --scale quick --brief --out '{HERE}/results'"
-    table = make_report(words).partition("```text\n")[2]
-    assert table.count("\n") == 4 and table in README
+    table, _, last = make_report(words).partition("```text\n")[2].partition("```\n")
+    assert table.count("\n") == 3 and table in README
+    assert last.startswith("All metrics: python report.py reverse.py fig2 --scale quick")
 
 
 def test_bench_counts_every_trial_of_the_paper_once():
