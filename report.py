@@ -292,15 +292,16 @@ def main():
 
 
 def dispatch(args, names, words):
-    if args.write:
-        write_page(args.write, args.out)
-        files.write(Path(args.out, "trials.csv"), trials_csv(args.out).encode())
-        return 0
-    if names and Path(names[0]).is_dir():
-        rows = trials_csv(names[0])
+    folder = args.out if args.write else names[0] if names else ""
+    if args.write or Path(folder).is_dir() and folder:
+        rows = trials_csv(folder)
         if not rows.strip():
-            raise UsageError(f"{names[0]} has no finished trial")
-        print(rows, end="")
+            raise UsageError(f"{folder} has no finished trial")
+        if args.write:
+            write_page(args.write, folder)
+            files.write(Path(folder, "trials.csv"), rows.encode())
+        else:
+            print(rows, end="")
         return 0
     classes = [find_task_class(names[0])] if names else TASKS
     figures = [(classes[0], name) for name in names[1:]] or figures_at(args.scale, classes)

@@ -1271,6 +1271,8 @@ def test_bad_flags_are_refused_before_anything_is_created():
         for words in cases:
             refuses(f"--scale smoke {words}", task)
     refuses(".", report)  # there is no trial
+    shutil.copy(HERE / "RESULTS.md", "page.md")
+    refuses("--write page.md --out .", report)
     refuses(f"'{HERE}/README.md'", report)
     said = refuses("--vocab 2 --length 4 --model gru --hidden 8")
     assert "only 16 sequences exist" in said and "raise --vocab or --length" in said
@@ -1303,7 +1305,7 @@ def test_a_folder_of_other_flags_is_refused():
     ]:
         path.write_text(whole.replace(old, new))
         refuses(SMOKE)
-    for bad in "[" * 100_000, '{"config": []}', '{"config": {}, "metrics": {}}', "[]":
+    for bad in "[" * 100_000, '{"config": []}', '{"config": {}, "metrics": {}}', "[]", "null":
         path.write_text(bad)
         ends(1, SMOKE)
     path.write_text(whole.replace('"lr": 0.001', '"lr": 0.25'))
@@ -1314,6 +1316,7 @@ def test_a_finished_trial_is_evaluated_again():
     words = f"{SMOKE} --model gru"
     refuses(f"{words} --evaluate")
     ends(0, words)
+    refuses(f"{words} --evaluate --overwrite")
     path = folder_in() / "result.json"
     before = read_json(path)
     path.write_text(json.dumps(before | {"metrics": {}, "examples": []}))
@@ -1329,13 +1332,16 @@ def test_a_finished_trial_is_evaluated_again():
 
 
 def test_code_that_no_commit_has_makes_a_trial_dirty():
+    tracked = subprocess.check_output(["git", "-C", HERE, "ls-files", "-z"], text=True)
+    answers = {"status": "", "rev-parse": str(HERE), "ls-files": tracked}
     with mock.patch.object(machine, "git", lambda *words: answers[words[0]]):
-        answers = {"status": "", "ls-files": "suite/none.py\0", "rev-parse": str(HERE)}
-        assert machine.is_dirty() is False, "what is untracked was not imported"
-        assert machine.is_dirty.__module__ == "suite.machine"
-        answers["ls-files"] += "suite/machine.py\0"
-        assert machine.is_dirty() is True
-        answers["ls-files"], answers["status"] = "", " M common.py"
+        with mock.patch.dict(sys.modules):
+            for name in {"mine", "echo"} & sys.modules.keys():  # of other tests
+                del sys.modules[name]
+            assert machine.is_dirty() is False
+            answers["ls-files"] = tracked.replace("suite/machine.py\0", "")
+            assert machine.is_dirty() is True, "an imported module is not tracked"
+        answers |= {"status": " M common.py", "ls-files": tracked}
         assert machine.is_dirty() is True
         answers["status"] = None
         assert machine.is_dirty() is None, "there is no git"
@@ -1893,17 +1899,13 @@ def test_a_figure_is_drawn():
 
 
 def test_the_results_page_is_that_of_the_committed_results():
-    Path("results").mkdir()
-    for path in (HERE / "results").iterdir():
-        if path.is_dir():
-            Path("results", path.name).symlink_to(path)
+    shutil.copytree(HERE / "results", "results")
+    Path("results/trials.csv").unlink()
     page = Path("RESULTS.md")
     shutil.copy(HERE / page, page)
     assert not make_report("--write RESULTS.md --out results")
-    assert page.read_bytes() == (HERE / page).read_bytes(), "another page"
-    with contextlib.chdir(HERE):
-        rows = ends(0, "results", report)
-        assert rows == Path("results/trials.csv").read_text(), "another trials.csv"
+    for path in page, Path("results/trials.csv"):
+        assert path.read_bytes() == (HERE / path).read_bytes(), f"another {path}"
 
 
 def mean_accuracies(results, **flags):

@@ -24,7 +24,8 @@ def listen(handler):
 
 def leave(number, frame):
     """End at once: before training has begun, and after all is saved."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a full pipe and a stopped terminal included
+        os.set_blocking(2, False)
         os.write(2, f"{Path(sys.argv[0]).name}: stopped; the same command continues\n".encode())
     os._exit(75)
 

@@ -275,6 +275,8 @@ def make_task(task_class, args, **row):
     }
     task = task_class(args, config, name_folder(task_class, args, config, defaults))
     task.check()
+    if args.overwrite and args.evaluate:
+        raise UsageError("--overwrite deletes what --evaluate needs")
     return task
 
 

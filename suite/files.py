@@ -68,7 +68,9 @@ def naming(path):
 def read_json(path):
     """None where there is no such file."""
     with naming(path), contextlib.suppress(FileNotFoundError):
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        content.keys()  # it is a dictionary
+        return content
 
 
 def save(path, content, keep=None):

@@ -88,10 +88,12 @@ class Jobs:
         running, names = [trial for trial, _ in self.running.values()], []
         for trial in running:
             names.append(trial.task.describe())
-            with contextlib.suppress(End):  # it cannot be read just now
-                if found := files.read_json(trial.folder / "progress.json"):
-                    self.progress[trial.folder] = found
+            path = trial.folder / "progress.json"
+            with contextlib.suppress(End), files.naming(path):  # it cannot be read just now
+                if found := files.read_json(path):
+                    found = {name: float(x) for name, x in found.items()}
                     names[-1] += f" {found['share']:.0%}, accuracy {found['accuracy']:.2f}"
+                    self.progress[trial.folder] = found
         if self.progress and running + self.waiting:
             said += f", {format_eta(self.seconds_left(running + self.waiting))}"
         if self.line.live and names:

@@ -136,10 +136,10 @@ def git(*words):
     """What git prints of this folder; None where there is no git."""
     command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return os.fsdecode(done.stdout).strip()
 
 
 def is_dirty():
@@ -147,12 +147,13 @@ def is_dirty():
     changes = git("status", "--porcelain", "--untracked-files=no")
     if changes is None:
         return None
-    untracked = git("ls-files", "--others", "--exclude-standard", "-z", ":/", "--full-name")
-    root, environment = Path(git("rev-parse", "--show-toplevel")), Path(sys.prefix)
+    root = Path(git("rev-parse", "--show-toplevel")).resolve()
+    tracked = {root / file for file in git("ls-files", "-z", "--full-name", ":/").split("\0")}
     modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
     imported = {Path(file).resolve() for file in modules if file}
-    unknown = {(root / file).resolve() for file in untracked.split("\0")} & imported
-    return changes != "" or any(not file.is_relative_to(environment) for file in unknown)
+    own = {file for file in imported if file.is_relative_to(root)}
+    installed = {file for file in own if file.is_relative_to(Path(sys.prefix).resolve())}
+    return changes != "" or bool(own - installed - tracked)
 
 
 def device_name(device):

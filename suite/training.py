@@ -176,7 +176,8 @@ class Training:
                     return
             except files.Damaged as damaged:
                 print(f"{damaged.args[1]}, so it is passed over", file=sys.stderr)
-                path.unlink()  # or the next save would make it previous.pt
+                if not self.args.evaluate:
+                    path.unlink()  # or the next save would make it previous.pt
 
     def resume(self, path):
         saved = files.load(path, self.device)
