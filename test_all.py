@@ -1022,6 +1022,12 @@ def test_a_checkpoint_with_other_content_ends_a_trial_with_1_and_is_kept():
         good | {"processes": []},
         good | {"model": {}},
         good | {"optimizer": good["optimizer"] | {"state": 3}},
+        good | {"optimizer": good["optimizer"] | {"state": {0: {"step": torch.ones(())}}}},
+        good | {"iteration": "x"},
+        good | {"iteration": 10**9},
+        good | {"seconds": "x"},
+        good | {"rows": [["x"]]},
+        good | {"rng_states": []},
         Path(),  # which cannot be loaded
     ):
         files.save(path, content)

@@ -10,6 +10,7 @@ import functools
 import sys
 import time
 
+import numpy as np
 import torch
 
 import common
@@ -164,8 +165,8 @@ class Training:
         )
         print(f"from iteration {self.iteration} on")
         self.build_step()
-        for source, state in zip(self.generators, self.rng_states):
-            source.set_rng_state(state.cpu())  # now: the warm-up of a step draws, too
+        if self.rng_states:
+            self.set_rng_states()  # again: the warm-up of a step draws, too
 
     def load_checkpoint(self):
         """last.pt; if it is damaged, previous.pt; else none. All lead to the same result."""
@@ -186,16 +187,30 @@ class Training:
             self.set_state(saved)
 
     def set_state(self, saved):
+        """Raises whatever is wrong with the content of a checkpoint."""
+        if saved["iteration"] not in range(self.args.iterations + 1):
+            raise ValueError(f"iteration {saved['iteration']}")
+        np.array(saved["rows"], float).reshape(-1, 5)
         self.model.load_state_dict(saved["model"])
         # Our options stay: theirs hold another rate tensor, perhaps on another device
         options = self.optimizer.param_groups
         self.optimizer.load_state_dict(saved["optimizer"])
         self.optimizer.param_groups = options
+        for parameter, moments in self.optimizer.state.items():
+            for name in ("exp_avg", "exp_avg_sq"):
+                moments[name].view_as(parameter)
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
-        self.iteration, self.seconds = saved["iteration"], saved["seconds"]
-        self.rows, self.earlier = saved["rows"], saved["processes"]
-        self.rng_states = saved["rng_states"]
+        self.iteration, self.seconds = saved["iteration"], float(saved["seconds"])
+        self.rows, self.earlier = saved["rows"], [*map(dict, saved["processes"])]
+        self.rng_states = [state.cpu() for state in saved["rng_states"]]
+        self.set_rng_states()
+
+    def set_rng_states(self):
+        """Those of this device: a checkpoint of a GPU may have one more."""
+        cpu, *cuda = self.rng_states
+        for source, state in zip(self.generators, [cpu, *cuda]):
+            source.set_rng_state(state)
 
     def save(self):
         """Write last.pt; the one before becomes previous.pt."""
