@@ -1502,11 +1502,16 @@ def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
     done, broken, locked, new = (task.folder for task in trials)
     ends(0, f"{SMOKE} --model lstm --vocab 8 --pe none --seed 0")
     before = (done / "result.json").read_bytes()
-    broken.mkdir(parents=True)
-    (broken / "result.json").write_text("{")  # this trial ends with 1
+    broken.parent.mkdir(parents=True, exist_ok=True)
+    broken.write_text("")  # in place of its folder: this trial ends with 1
     with files.lock(locked):  # as another process would
         assert wait(fork(run_all)) == 73, Path("stderr").read_text()
+    broken.unlink()
+    broken.mkdir()
+    (broken / "result.json").write_text("{")  # again with 1
+    assert wait(fork(run_all)) == 1, Path("stderr").read_text()
     (broken / "result.json").unlink()
+    (locked / "result.json").unlink()
     assert {path.parent for path in find_results()} == {done, new}
     assert wait(fork(run_all)) == 0
     assert {path.parent for path in find_results()} == {done, broken, locked, new}

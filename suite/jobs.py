@@ -69,8 +69,13 @@ class Jobs:
     def begin(self, trial):
         if not self.line.live:
             print(f"begins: {shlex.join(trial.words)}")
-        process = start(self.script, trial, self.at_once, self.free[0])
-        self.running[process] = trial, self.free.pop(0)
+        try:
+            process = start(self.script, trial, self.at_once, self.free[0])
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            print(error)  # of this trial alone
+            self.codes.append(FAILED)
+        else:
+            self.running[process] = trial, self.free.pop(0)
 
     def end(self, process):
         trial, gpu = self.running.pop(process)
