@@ -79,6 +79,7 @@ from suite.figures import (
     Result,
     Results,
     cross,
+    summarise,
 )
 from variable_length import VariableLength
 
@@ -1770,6 +1771,9 @@ def test_summaries_over_the_vocabulary_by_hand():
         close(K95.compute(runs), wanted, 1e-9)
         assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
     assert K95.compute(of_vocabularies({4: 0.9, 16: 0.8})) is None, "too far apart"
+    runs = of_vocabularies({4: 1.0, 8: 0.9, 16: 0.8})
+    list(runs)[-1].values["token accuracy"] = None
+    assert not summarise(runs, K95), "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
     close(AREA.compute(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
 

@@ -138,11 +138,12 @@ def points(results, measure):
 
 
 def summarise(results, summary):
-    """[(flags, number)] of those groups of trials that are complete."""
+    """[(flags, number)] of the groups whose trials all have a token accuracy."""
     found = []
     for flags in planned(results, summary):
         rows = [row for row in results.rows if without(row, summary.over) == flags]
-        group = [result for result in results if result.flags in rows]
+        group = [r for r in results if r.flags in rows]
+        group = [r for r in group if r.values["token accuracy"] is not None]
         if len(group) == len(rows) and (number := summary.compute(group)) is not None:
             found.append((flags, number))
     return found

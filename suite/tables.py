@@ -234,7 +234,7 @@ class Judged:
         if claim.contrast:
             self.contrasts = [claim.contrast]
         self.estimates = [evaluate(c, self.numbers) for c in self.contrasts]
-        self.missing = len(cell.rows) - len(cell)
+        self.missing = len(cell.rows) > len(cell) or None in self.estimates
         self.p = (1.0, 1.0) if self.missing else all_above(self.estimates)
 
     def words(self):
