@@ -15,7 +15,6 @@ state, K vocabulary, G gates' inputs.
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
 
-import math
 import time
 
 import numpy as np
@@ -35,6 +34,7 @@ from dual_frequency import (
 )
 from reverse import TITLE
 from suite.figures import Claim, Figure, name_of
+from suite.rnn_kernels import recurrence
 from suite.task import Flag
 
 
@@ -86,20 +86,20 @@ def weighted_cosine(inner):
 # -- GRU and LSTM: a product of Jacobians, from the answering step back to the target
 def recurrent_similarity(layer, inputs, target):
     """(P,) of a GRU or an LSTM, whose gates' inputs are (T, S, G)."""
-    step, parts = gru_step, 1  # of the state: h
-    if isinstance(layer, common.LSTM):
-        step, parts = lstm_step, 2  # h and c
+    cell, weight, bias = recurrence(layer)
     sequences, H = inputs.shape[1], layer.hidden_size
+    parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
     state = [inputs.new_zeros(sequences, H)] * parts
     slopes = []
     for x in inputs:
-        state, of_step = differentiate(step, layer, x, state)
+        product = F.linear(state[-1], weight)
+        state, of_step = differentiate(cell, x, product, bias, state)
         slopes.append(of_step)
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
     identity = torch.eye(H).to(inputs).repeat(sequences, 1, 1)
-    J = [identity, torch.zeros_like(identity)][:parts]  # d h_out / d h and c, (S, D, H) each
+    J = [torch.zeros_like(identity), identity][-parts:]  # by c and h, (S, D, H) each
     for t in reversed(range(target, len(inputs))):
-        J = step_back(J, slopes[t], layer.weight_hh_l0)
+        J = step_back(J, slopes[t], weight)
         if (len(inputs) - t) % 8 == 0 or t == target:  # at the end too, for products of J
             J = rescale(J)
     halves = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
@@ -110,46 +110,28 @@ def recurrent_similarity(layer, inputs, target):
     return weighted_cosine(inner)
 
 
-def gru_step(layer, x, product, h):
-    """The new state, from the gates' inputs and the state's product with the weights."""
-    x_r, x_z, x_n = x.chunk(3, 1)
-    p_r, p_z, p_n = product.chunk(3, 1)
-    r, z = (x_r + p_r).sigmoid(), (x_z + p_z).sigmoid()
-    n = (x_n + r * (p_n + layer.bias_hh_l0[-layer.hidden_size :])).tanh()
-    return [(1 - z) * n + z * h]
-
-
-def lstm_step(layer, x, product, h, c):
-    i, f, g, o = (x + product).chunk(4, 1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return [o.sigmoid() * c.tanh(), c]
-
-
-def differentiate(step, layer, x, state):
-    """-> the new state, and the slopes of each of its parts, by product and by old state.
+def differentiate(cell, x, product, bias, state):
+    """-> the new state, and the slopes of each of its parts, by product and by the old c or h.
 
     Given the product, a step is elementwise: the gradient of a sum has all slopes.
     """
-    product = F.linear(state[0], layer.weight_hh_l0)
-    options = dict(retain_graph=True, materialize_grads=True)
     with torch.enable_grad():
-        inputs = [part.detach().requires_grad_() for part in (product, *state)]
-        new = step(layer, x, *inputs)
-        slopes = [torch.autograd.grad(part.sum(), inputs, **options) for part in new]
+        inputs = [part.detach().requires_grad_() for part in (product, state[0])]
+        new = cell.compute(*cell.gates(x, inputs[0], bias), inputs[1])[-len(state) :]
+        slopes = [torch.autograd.grad(part.sum(), inputs, retain_graph=True) for part in new]
     return [part.detach() for part in new], slopes
 
 
 def step_back(J, slopes, weight):
     """d h_out / d (new state) -> d h_out / d (old state)"""
     back = [torch.zeros_like(part) for part in J]
-    for part, (by_product, *by_state) in zip(J, slopes):
+    for part, (by_product, by_state) in zip(J, slopes):
         gates = len(weight) // part.shape[2]
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(slope) W
         for slope, W in zip(by_product.chunk(gates, 1), weight.chunk(gates)):
             M.addcmul_(slope[:, :, None], W)
-        back[0].baddbmm_(part, M)
-        for k, slope in enumerate(by_state):
-            back[k].addcmul_(part, slope[:, None])
+        back[-1].baddbmm_(part, M)  # h alone meets the weight
+        back[0].addcmul_(part, by_state[:, None])
     return back
 
 
@@ -174,14 +156,11 @@ def s4d_similarity(layer, inputs, target):
     y = sum(k * x for k, x in zip(kernel.T, inputs))
     # (S, H) at the answering step; in double precision, or slopes would underflow
     y = (y + layer.D * inputs[-1]).double()
-    slope = (1 + (y / math.sqrt(2)).erf()) / 2
-    slope += y * (-y * y / 2).exp() / math.sqrt(2 * math.pi)
-
-    W, V = layer.mix.weight.double().chunk(2)  # (D, H)
-    mixed = F.linear(F.gelu(y), layer.mix.weight.double(), layer.mix.bias.double())
-    a, b = mixed.chunk(2, 1)  # (S, D)
-    p, q = b.sigmoid(), a * b.sigmoid() * (-b).sigmoid()
-    p, q, slope = p.chunk(2), q.chunk(2), slope.chunk(2)  # A's and B's
+    weight, bias = layer.mix.weight.double(), layer.mix.bias.double()
+    W, V = weight.chunk(2)  # (D, H)
+    mixed = F.linear(F.gelu(y), weight, bias)  # a and b
+    slope = slopes_of(F.gelu, y).chunk(2)  # A's and B's
+    p, q = (part.chunk(2) for part in slopes_of(F.glu, mixed).chunk(2, 1))  # (P, D) each
     w = squared_output_weights(layer, len(inputs) - target)
 
     def inner(m, n):
@@ -190,6 +169,13 @@ def s4d_similarity(layer, inputs, target):
         return p[m] * p[n] * ww + (p[m] * q[n] + q[m] * p[n]) * wv + q[m] * q[n] * vv
 
     return weighted_cosine(inner)
+
+
+def slopes_of(function, x):
+    """The derivative of a function whose outputs have an input each, or two as F.glu."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(function(x).sum(), x)[0]
 
 
 def squared_output_weights(layer, steps):
