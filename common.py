@@ -58,6 +58,7 @@ class Batch(NamedTuple):
     steps: slice | torch.Tensor  # the answered ones: a slice for all rows, or (B, M)
     weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0: padding
     commands: int = 0  # so many last steps read the command in every row
+    sizes: torch.Tensor | None = None  # of packed rows, see lm_wikitext.py
 
     def rows(self, part):
         """The batch of some of its rows."""
@@ -69,7 +70,7 @@ class Batch(NamedTuple):
         if self.weight is None:
             return targets, torch.full_like(targets, 1 / len(targets), dtype=torch.double)
         weight = self.weight.T.flatten().double()
-        return targets, weight / weight.sum()
+        return targets, weight / weight.sum().clamp(min=1)
 
 
 def score(logits, target, weights):
@@ -215,16 +216,9 @@ class Encoding(nn.Module):
             vectors[self.unencoded] = 0
         return vectors
 
-    def join(self, tokens, steps=None, time=None):
-        """(T, B, E) embeddings, each with the vector of its step -> (T, B, E or 2E).
-
-        Of packed rows (N, E), `steps` (N,) are their steps and `time` is how many exist.
-        """
-        if steps is None:
-            vectors = self.vectors(len(tokens))[:, None]  # (T, 1, E)
-        else:
-            vectors = self.vectors(time)[steps]
-        vectors = vectors.to(tokens.dtype)
+    def join(self, tokens):
+        """(T, B, E) embeddings, each with the vector of its step -> (T, B, E or 2E)."""
+        vectors = self.vectors(len(tokens))[:, None].to(tokens.dtype)  # (T, 1, E)
         if self.combine == "add":
             return tokens + vectors
         return torch.cat([tokens, vectors.expand_as(tokens)], dim=-1)
@@ -325,7 +319,7 @@ class NoEncoding(Encoding):
     def vectors(self, time):
         return None
 
-    def join(self, tokens, steps=None, time=None):
+    def join(self, tokens):
         return torch.cat([tokens] * self.copies, dim=-1)
 
 

@@ -23,15 +23,15 @@ import hashlib
 import io
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import common
-from common import UsageError
+from common import Batch, UsageError
 from suite.figures import BOTH, Figure, cross, name_of
 from suite.rnn_kernels import scan
 from suite.task import SMOKE, Flag, Task
@@ -99,7 +99,7 @@ class WikiText(Task):
         batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
         if few_sizes:
             batch = pad_to_few_sizes(batch, self.length, self.vocab)
-        return batch.to(self.device)
+        return move(batch, self.device)
 
     def features(self, model, batch, engine):
         return features(model, batch, engine)
@@ -111,12 +111,12 @@ class WikiText(Task):
         of_known, known_count, of_all = 0, 0, 0  # sums
         by_length = np.argsort(split.counts, kind="stable")  # so that batches have few steps
         for start in range(0, len(by_length), self.batch):
-            part = pack(split, by_length[start : start + self.batch]).to(self.device)
+            part = move(pack(split, by_length[start : start + self.batch]), self.device)
             h, losses = features(model, part, engine), []
-            for x, targets in zip(h.split(at_once), part.targets.split(at_once)):
+            for x, targets in zip(h.split(at_once), part.targets[0].split(at_once)):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
             losses = torch.cat(losses).double()
-            known = (part.targets != UNKNOWN).double()
+            known = part.weight[0].double()
             of_known += losses @ known
             known_count += known.sum()
             of_all += losses.sum()
@@ -197,40 +197,23 @@ WikiText.figures["fig15"] = Figure(
 
 
 # -- Batches, and the model that reads them
-class PackedBatch(NamedTuple):
-    """N pairs of a piece and the next, packed: those of step 0, then those of step 1, ..."""
-
-    inputs: torch.Tensor  # (N,)
-    targets: torch.Tensor  # (N,), or (M,) where `answered` is given
-    times: torch.Tensor  # (N,) the time step of each pair
-    sizes: torch.Tensor  # (T,) on the CPU: how many paragraphs have a step t; never growing
-    answered: torch.Tensor | None = None  # (M,) which pairs have a target; None: all
-
-    def answers(self):
-        """Targets, and their weights in a mean: unknown pieces are not scored."""
-        known = (self.targets != UNKNOWN).double()
-        return self.targets, known / known.sum().clamp(min=1)
-
-    def to(self, device):
-        if device.type != "cuda":
-            return self
-        there = [x if x is None else x.pin_memory().to(device, non_blocking=True) for x in self]
-        return PackedBatch(*there)._replace(
-            sizes=self.sizes
-        )  # the host did not wait for the copies
-
-
 def pack(split, chosen):
-    """The batch of the chosen paragraphs of a split, the longest one first."""
+    """The batch of the chosen paragraphs of a split: N pairs of a piece and the next, packed as
+    in torch's PackedSequence, the longest paragraph first.
+
+    inputs (N,) are those of step 0, then those of step 1, ...; targets (1, N); sizes (T,), on
+    the CPU, says how many paragraphs have a step t. Unknown pieces are not scored.
+    """
     chosen = chosen[np.argsort(-split.counts[chosen], kind="stable")]
     starts, counts = split.starts[chosen], split.counts[chosen]
     steps = np.arange(counts[0])
-    sizes = np.searchsorted(-counts, -steps)  # (T,) paragraphs with more than t targets
-    times = np.repeat(steps, sizes)  # (N,)
-    at = times + np.concatenate([starts[:size] for size in sizes])
-    inputs = split.tokens[at].astype(np.int64)
-    targets = split.tokens[at + 1].astype(np.int64)
-    return PackedBatch(*map(torch.from_numpy, (inputs, targets, times, sizes)))
+    sizes = np.searchsorted(-counts, -steps)
+    places = np.repeat(steps, sizes) + np.concatenate([starts[:size] for size in sizes])
+    inputs, targets = (
+        torch.from_numpy(split.tokens[at].astype(np.int64)) for at in (places, places + 1)
+    )
+    known = targets != UNKNOWN
+    return Batch(inputs, targets[None], slice(None), known[None], sizes=torch.from_numpy(sizes))
 
 
 def pad_to_few_sizes(batch, most, vocab):
@@ -241,7 +224,7 @@ def pad_to_few_sizes(batch, most, vocab):
     added comes after a paragraph's end, or has an unknown target, and so changes no
     number. It is of many pieces: a GPU adds up the gradients of a single one slowly.
     """
-    paragraphs, found = int(batch.sizes[0]), len(batch.targets)
+    paragraphs, found = int(batch.sizes[0]), len(batch.inputs)
     time = min(most, math.ceil(len(batch.sizes) / STEPS) * STEPS)
     sizes = F.pad(batch.sizes, (0, time - len(batch.sizes)))
     there = (torch.arange(paragraphs) < sizes[:, None]).flatten()  # (T B,)
@@ -249,27 +232,33 @@ def pad_to_few_sizes(batch, most, vocab):
     count = math.ceil(found * PARTS / len(places)) * len(places) // PARTS
     inputs = (torch.arange(len(places)) % vocab).index_copy_(0, places[:found], batch.inputs)
     targets = F.pad(batch.targets, (0, count - found), value=UNKNOWN)
-    times = torch.arange(time).repeat_interleave(paragraphs)
-    return PackedBatch(
-        inputs, targets, times, torch.full_like(sizes, paragraphs), places[:count]
-    )
+    sizes = torch.full_like(sizes, paragraphs)
+    return Batch(inputs, targets, places[:count], targets != UNKNOWN, sizes=sizes)
+
+
+def move(batch, device):
+    """The batch on a device; the host does not wait for the copies."""
+    if device.type != "cuda":
+        return batch
+    there = [
+        x.pin_memory().to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x
+        for x in batch
+    ]
+    return Batch(*there)._replace(sizes=batch.sizes)
 
 
 def features(model, batch, engine):
     """(N, H), what is read out, or (M, H) where some are answered."""
     if engine.name == "torch":
-        tokens = model.embedding(batch.inputs)
-        x = model.encoding.join(tokens, batch.times, len(batch.sizes))  # (N, E or 2E)
-        # Torch's own forward, which reads packed rows: ours would select steps
-        layer = nn.LSTM if isinstance(model.layer, nn.LSTM) else nn.GRU
-        packed = nn.utils.rnn.PackedSequence(x, batch.sizes)
-        found = layer.forward(model.layer, packed)[0].data
+        packed = PackedSequence(model.embedding(batch.inputs), batch.sizes)
+        tokens, lengths = pad_packed_sequence(packed)  # (T, B, E)
+        h = model.layer(model.encoding.join(tokens), slice(None))
+        h = pack_padded_sequence(h, lengths).data
     else:
         embedded, pieces = fast.used_embeddings(model, batch.inputs)
         table, by_step = fast.input_products(model, embedded, len(batch.sizes))
-        sizes = batch.sizes.tolist()
-        found = scan(model.layer, table, by_step, pieces, sizes, engine.compiled)
-    return found if batch.answered is None else found.index_select(0, batch.answered)
+        h = scan(model.layer, table, by_step, pieces, batch.sizes.tolist(), engine.compiled)
+    return h if isinstance(batch.steps, slice) else h.index_select(0, batch.steps)
 
 
 # -- The text, and its tokens: of every split a flat uint16 array, and where its paragraphs end

@@ -70,11 +70,12 @@ def by_size(train_step, draw, state):
 
     def step(i):
         batch = draw(i)
-        size = tuple(x.shape for x in batch)
+        tensors = [x for x in batch if isinstance(x, torch.Tensor)]
+        size = tuple(x.shape for x in tensors)
         if size not in graphs:
-            graphs[size] = capture(lambda: train_step(batch), state, pool), batch
+            graphs[size] = capture(lambda: train_step(batch), state, pool), tensors
         graph, there = graphs[size]
-        for into, x in zip(there, batch):
+        for into, x in zip(there, tensors):
             into.copy_(x)
         graph.replay()
 
