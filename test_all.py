@@ -1959,6 +1959,20 @@ def test_the_readmes_numbers_are_those_of_the_committed_results():
         assert text in readme and tables.mean_text(values, "", 6) == text
 
 
+def test_the_readmes_claims_have_numbers_of_a_section_of_results():
+    sections = []
+    for section in (HERE / "RESULTS.md").read_text().split("\n### ")[1:]:
+        found = [float(x) for x in re.findall(r"-?\d+\.\d+", section)]
+        scaled = [x * scale for x in found for scale in (1, 100)]
+        sections.append({f"{x:.{digits}f}" for x in scaled for digits in (0, 1, 2)})
+    rows = README.partition("## The paper's claims")[2].split("\n|")[3:]
+    assert len(rows) == 11
+    for row in rows:
+        _, _, *cells, _, _ = row.split("|")
+        numbers = set(re.findall(r"-?\d+\.?\d*", " ".join(cells).removesuffix("log2 K")))
+        assert any(numbers <= section for section in sections), row
+
+
 def test_the_readmes_example_is_that_of_the_committed_results():
     words = f"'{HERE}/reverse.py' fig2 --scale quick --brief --out '{HERE}/results'"
     table, _, last = make_report(words).partition("```text\n")[2].partition("```\n")
