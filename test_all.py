@@ -454,17 +454,17 @@ def run_s4d(layer, x, state=0):
 
 def mamba_by_its_recurrence(layer, x):
     """h_t = exp(delta_t A) h_t-1 + delta_t b_t u_t, y_t = c_t h_t + D u_t"""
-    u, gate = layer.project(x).chunk(2, 2)  # (T, B, D)
+    u, gate = layer.in_proj(x).chunk(2, 2)  # (T, B, D)
     u = F.pad(u.permute(1, 2, 0), (3, 0))  # of a step and the three before it
-    u = F.silu(layer.conv(u)).permute(2, 0, 1)
-    delta, b, c = layer.choose(u).split([1, 16, 16], 2)
-    delta, A = F.softplus(layer.delta(delta)), -layer.log_A.exp()  # (T, B, D), (D, N)
+    u = F.silu(layer.conv1d(u)).permute(2, 0, 1)
+    delta, b, c = layer.x_proj(u).split([1, 16, 16], 2)
+    delta, A = F.softplus(layer.dt_proj(delta)), -layer.A_log.exp()  # (T, B, D), (D, N)
     state, outputs = torch.zeros(len(b[0]), *A.shape), []
     for t in range(len(u)):
         added = (delta[t] * u[t])[:, :, None] * b[t][:, None]
         state = (delta[t][:, :, None] * A).exp() * state + added
         outputs.append((state * c[t][:, None]).sum(2) + layer.D * u[t])
-    return layer.answer(torch.stack(outputs) * F.silu(gate))
+    return layer.out_proj(torch.stack(outputs) * F.silu(gate))
 
 
 def mingru_by_its_recurrence(layer, x):
@@ -478,7 +478,7 @@ def mingru_by_its_recurrence(layer, x):
 
 def mamba_stack_by_hand(stack, x):
     """--blocks 2: each block reads a norm of the residual path and adds to it."""
-    x = stack.project(x)
+    x = stack.in_proj(x)
     for norm, block in zip(stack.norms, stack.blocks):
         x = x + mamba_by_its_recurrence(block, norm(x))
     return stack.norms[-1](x)
@@ -2209,7 +2209,7 @@ def plain_position(model, pe, x):
 def plain_heads(block, pe, x):
     """-> outputs and scores of each head; pairs of queries and keys are complex numbers"""
     later = torch.ones(9, 9).triu(1).bool()
-    read = (block.norm1(x) @ block.attention.read.weight.T).view(9, 3, 2, 6)
+    read = (block.norm1(x) @ block.attention.qkv.weight.T).view(9, 3, 2, 6)
     outputs, scores = [], []
     for head in range(2):
         q, k, v = read[:, :, head].unbind(1)  # (T, d)
@@ -2227,8 +2227,8 @@ def plain_transformer(model, pe, tokens):
     for block in model.blocks:
         heads, scores = plain_heads(block, pe, x)
         every_score += scores
-        x = x + block.attention.write(torch.cat(heads, 1))
-        x = x + block.network[2](block.network[0](block.norm2(x)).clamp(min=0))
+        x = x + block.attention.proj(torch.cat(heads, 1))
+        x = x + block.mlp[2](block.mlp[0](block.norm2(x)).clamp(min=0))
     return model.readout(model.norm(x)), torch.stack(every_score)
 
 
