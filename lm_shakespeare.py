@@ -213,8 +213,9 @@ Shakespeare.figures["sizes"] = Figure(
 
 def nats(result):
     """The loss per character of the validation text, of words without spaces."""
-    of = result.metrics
-    return math.log(of["valid_perplexity"]) * of["valid_tokens"] / of["valid_characters"]
+    metrics = result.metrics
+    loss = math.log(metrics["valid_perplexity"])
+    return loss * metrics["valid_tokens"] / metrics["valid_characters"]
 
 
 def compare_tokenizers():

@@ -69,8 +69,8 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
     """S4D's (M, B, H). n steps read tokens; what is read later is the same in all rows."""
     start, stop = common.span(steps, len(by_step))
     n = len(tokens)
-    own = F.embedding(tokens, table)
-    own = (own + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
+    u = F.embedding(tokens, table)
+    u = (u + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
     shared = by_step[n:].T  # (H, T - n)
     read = min(stop, n)
     alike = stop - read  # steps that read the same in all rows
@@ -80,13 +80,13 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
     kernel = layer.kernel_of_tables(rows, columns, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
     toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, read), last answer first
-    y = toeplitz.contiguous() @ own[:, :read].contiguous()
-    direct = own[:, start:stop]  # what the answered steps read, for D
+    y = toeplitz.contiguous() @ u[:, :read].contiguous()
+    direct = u[:, start:stop]  # what the answered steps read, for D
     if alike:
         toeplitz = response[:, read:].unfold(1, alike, 1).contiguous()
         y = y + toeplitz @ shared[:, :alike, None]
         repeated = shared[:, max(0, start - read) : alike, None]
-        direct = torch.cat([direct, repeated.expand(-1, -1, own.shape[2])], 1)
+        direct = torch.cat([direct, repeated.expand(-1, -1, u.shape[2])], 1)
     y = y.flip(1) + layer.D[:, None, None] * direct
     return layer.emit(y, steps)
 
