@@ -102,9 +102,8 @@ class DualFrequency(Reverse):
         inputs = self.with_commands(self.held_out.rows)
         repeats = len(inputs) // (len(CONDITIONS) * self.length)
         position = torch.arange(self.length, device=inputs.device)
-        position = position.repeat_interleave(repeats).repeat(len(CONDITIONS))[
-            :, None
-        ]  # (N, 1)
+        position = position.repeat_interleave(repeats).repeat(len(CONDITIONS))
+        position = position[:, None]  # (N, 1)
         answered = 2 * self.length - 1 - position  # the step at which that target is answered
         targets = inputs.gather(1, position)
         return Batch(inputs, targets, answered, commands=self.length)

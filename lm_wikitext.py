@@ -121,9 +121,8 @@ class WikiText(Task):
             known_count += known.sum()
             total_loss += losses.sum()
         count = split.counts.sum()
-        return common.perplexity(known_loss / known_count), common.perplexity(
-            total_loss / count
-        )
+        of_known = common.perplexity(known_loss / known_count)
+        return of_known, common.perplexity(total_loss / count)
 
     def unigram_perplexity(self):
         """That of the test's known targets, by counts of the training tokens, each plus one."""
