@@ -187,7 +187,6 @@ Beyond.figures["fig2-all"] = Figure(
     "Reverse ordering, all nine seeds (post hoc)",
     {"desk": cross_models(**AT_DESK, seed=range(5, 14))},
     summaries=OVER_K,
-    picture=False,
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
