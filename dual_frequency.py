@@ -141,14 +141,9 @@ def retrieval(*conditions):
     return measure
 
 
-def loss_among_rare(target):
-    """A metric: accuracy of these targets among Frequent disturbants minus among Rare ones."""
-
-    def measure(result):
-        accuracy = result.metrics["by_condition"]
-        return np.mean(accuracy[f"{target}/frequent"]) - np.mean(accuracy[f"{target}/rare"])
-
-    return measure
+def difference(first, second):
+    """A metric: the accuracy in one condition minus that in another."""
+    return lambda result: retrieval(first)(result) - retrieval(second)(result)
 
 
 def weakness_of_quarter(result):
@@ -173,8 +168,12 @@ OPTIONS = dict(
         "accuracy among Frequent disturbants": retrieval(*AMONG_FREQUENT),
         "accuracy, Frequent targets among Rare": retrieval("frequent/rare"),
         "accuracy, Rare targets among Rare": retrieval("rare/rare"),
-        "Frequent targets: loss to Rare disturbants": loss_among_rare("frequent"),
-        "Rare targets: loss to Rare disturbants": loss_among_rare("rare"),
+        "Frequent targets: Frequent - Rare disturbants": difference(
+            "frequent/frequent", "frequent/rare"
+        ),
+        "Rare targets: Frequent - Rare disturbants": difference("rare/frequent", "rare/rare"),
+        "Frequent - Rare targets, Frequent disturbants": difference(*AMONG_FREQUENT),
+        "Frequent - Rare targets, Rare disturbants": difference(*AMONG_RARE),
         "other positions - 1st quarter (LSTM), 2nd (S4D)": weakness_of_quarter,
     },
     curves=by_position,
