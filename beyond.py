@@ -184,7 +184,7 @@ Beyond.figures["fig2-more"] = Figure(
 )
 
 Beyond.figures["fig2-all"] = Figure(
-    "Reverse ordering, all nine seeds (post hoc)",
+    "Reverse ordering, all nine seeds",
     {"desk": cross_models(**AT_DESK, seed=range(5, 14))},
     summaries=OVER_K,
 )
