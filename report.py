@@ -37,7 +37,7 @@ from stability import Stability
 from suite.figures import Result, Results
 from suite.tables import FigureTable, claims_table
 
-TASKS = [*bench.OF_THE_PAPER, Stability, Shakespeare, Beyond, Rarity]
+TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 BEGIN = "<!-- {}: made by python report.py --write, do not edit -->"
 END = "<!-- end of {} -->"
 LEGEND = "Means over seeds ± 95% CI (Student's t); differences: 95% CI, p by Welch's t-test."

@@ -1949,7 +1949,7 @@ def test_the_readmes_numbers_are_those_of_the_committed_results():
         first = readme_cells(short, model=model, vocab=cell.vocab)
         last = readme_cells(lower)
         if model != "gru":
-            iterations = cell.iterations * cell.times[-1]
+            iterations = cell.iterations * cell.budgets[-1]
             last = readme_cells(long, model=model, iterations=iterations)
         assert f"|{model.upper()}, K = {cell.vocab}|{first}|{last}|" in readme
     for pe, text in ("none", "0.790 ±0.009"), ("sin", "0.864 ±0.013"):
@@ -1985,7 +1985,7 @@ def test_bench_counts_every_trial_of_the_paper_once():
     assert re.search(r"reverse\.py fig2 +180 ", lines)
     assert re.search(r"each trial once +500 ", lines)
     task = task_of("--model gru --vocab 64 --length 16")
-    hours = bench.hours(task, bench.times_of_sequences(content))
+    hours = bench.hours(task, bench.ms_per_sequence(content))
     measured = np.median(content["configurations"]["gru-sin-64"]["suite"])  # of 64
     close(hours, measured / 4 * 300 / 3600, 1e-9)
 
@@ -2125,7 +2125,7 @@ def test_stability_is_that_of_autograds_jacobian():
         _, _, target, *_ = case
         found = stability.stability(model, a, b, target)
         close(found, plain_stability(model, a, b, target), 1e-10)
-        close(stability.stability(model, a, b, target, at_once=3), found, 1e-12)
+        close(stability.stability(model, a, b, target, chunk_size=3), found, 1e-12)
         close(stability.stability(model.float(), a, b, target), found, 1e-5)
 
 

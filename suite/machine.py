@@ -85,7 +85,7 @@ def onednn_is_exact():
 def choose_engine(args, device):
     """From the flags and the device alone: the same after every resume."""
     cuda, name = device.type == "cuda", args.engine
-    known = name != "torch" and common.LAYERS[args.model] in fast.KNOWN
+    known = name != "torch" and common.LAYERS[args.model] in fast.LAYERS
     known = known and common.ENCODINGS[args.pe].fast
     if name == "fast" and not known:
         what = f"--model {args.model} with --pe {args.pe}"
