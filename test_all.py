@@ -148,6 +148,12 @@ def refuses(words, task=Reverse):
     return said
 
 
+def reset_signals():
+    """In a child process: they are ignored under nohup and in the background."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def fork(words, task=Reverse, before=None):
     """The command line in a child process, which calls `before` first.
 
@@ -160,8 +166,7 @@ def fork(words, task=Reverse, before=None):
     try:  # whatever happens, a child must never return into the tests
         for number, name in (1, "stdout"), (2, "stderr"):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        for number in SIGNALS:  # under nohup and in the background, too
-            signal.signal(number, signal.SIG_DFL)
+        reset_signals()
         if before:
             before()
         sys.argv[1:] = shlex.split(words)
@@ -194,16 +199,28 @@ def wait_for(condition):
         time.sleep(0.002)
 
 
-def process(*words):
-    """Python with these words -> (exit code, what it printed, what it said on stderr)"""
+def run(*command, preexec_fn=None, **variables):
+    """A program -> (exit code, what it printed, what it said on stderr)"""
     done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        env=os.environ | {"PYTHONPATH": str(HERE)},
+        [*map(str, command)],
+        env=os.environ | {"PYTHONPATH": str(HERE)} | variables,
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=preexec_fn,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def run_python(*words):
+    return run(sys.executable, *words)
+
+
+def run_element(index, *flags, **options):
+    """An element of a job array."""
+    words = f"bash '{HERE}/slurm_array.sh' '{HERE}/reverse.py' fig2 {SMOKE} --model gru"
+    options |= dict(PYTHON=sys.executable, SLURM_ARRAY_TASK_ID=index)
+    return run(*shlex.split(words), *flags, **options)
 
 
 def task_of(words="", task=Reverse, build=False):
@@ -844,30 +861,22 @@ def test_a_second_ctrl_c_ends_at_once():
 
 FAKE_TORCH = """
 import os, time
-os.kill(os.getppid() if "SLURM_ARRAY_TASK_ID" in os.environ else os.getpid(), SIGNAL)
+os.kill(os.getppid() if "SLURM_ARRAY_TASK_ID" in os.environ else os.getpid(), {})
 time.sleep(60)
 """
 
 
-def stop_early(number, *words, **variables):
-    """Send a signal to a program while it imports PyTorch -> (exit code, stderr)."""
-    Path("torch.py").write_text(FAKE_TORCH.replace("SIGNAL", str(int(number))))
-    done = subprocess.run(
-        words,
-        cwd=HERE,
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())} | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stderr
-
-
 def test_a_signal_while_pytorch_is_imported_ends_with_75_and_one_line():
-    scripts = {task.script() for task in report.TASKS}
-    for script, number in zip(sorted(scripts), cycle(SIGNALS)):
-        code, err = stop_early(number, sys.executable, script)
+    Path("scontrol").touch(0o755)  # nothing to requeue
+    here = str(Path.cwd())
+    options = dict(preexec_fn=reset_signals, PYTHONPATH=here)
+    scripts = sorted({task.script() for task in report.TASKS})
+    for script, number in zip(scripts, cycle(SIGNALS)):
+        Path("torch.py").write_text(FAKE_TORCH.format(int(number)))
+        code, _, err = run(sys.executable, HERE / script, **options)
         assert (code, err) == (75, f"{script}: stopped; the same command continues\n")
+        code, _, err = run_element("0", PATH=f"{here}:{os.environ['PATH']}", **options)
+        assert (code, err) == (75, "reverse.py: stopped; the same command continues\n")
 
 
 def print_to_nobody(stream):
@@ -1494,23 +1503,15 @@ def test_a_folder_that_vanishes_ends_only_its_trial():
     assert result.parent != vanishing
 
 
-def run_element(index, out):
-    """An element of a job array; its exit code."""
-    there = os.environ | {"PYTHON": sys.executable, "SLURM_ARRAY_TASK_ID": index}
-    words = shlex.split(f"bash slurm_array.sh reverse.py fig2 {SMOKE} --model gru --out")
-    return subprocess.run(
-        [*words, out], env=there, cwd=HERE, capture_output=True, check=False
-    ).returncode
-
-
 def test_a_slurm_element_is_the_nth_trial_and_no_shell_reads_what_is_typed():
-    out = f"{Path.cwd()}/a b\ntouch c; $(touch d) 'e"
-    assert run_element("2", out) == 0
+    out = "a b\ntouch c; $(touch d) 'e"
+    for index, wanted in ("2", 0), ("4", 2):  # beyond the list
+        code, _, err = run_element(index, "--out", out)
+        assert code == wanted, err
     third = list_commands(f"fig2 {SMOKE} --model gru")[2]
     (result,) = find_results()
     assert read_json(result)["argv"][:6] == shlex.split(third)[2:8]
-    assert run_element("4", out) == 2, "beyond the list"
-    assert not (HERE / "c").exists() and not (HERE / "d").exists()
+    assert not Path("c").exists() and not Path("d").exists()
 
 
 # -- Statistics, contrasts, claims and tables, held to SciPy's numbers
@@ -1882,9 +1883,9 @@ def find_code(language):
 def test_readmes_encoding_is_compared_and_its_model_loaded():
     (code,) = find_code("python")
     Path("mine.py").write_text(code)
-    code, out, err = process("mine.py", "--scale", "desk", "--list", "mine")
+    code, out, err = run_python("mine.py", "--scale", "desk", "--list", "mine")
     assert code == 0 and not err and out.count("python mine.py --model gru") == 12, out + err
-    code, out, err = process("mine.py", *f"--pe square {SMOKE}".split())
+    code, out, err = run_python("mine.py", *f"--pe square {SMOKE}".split())
     assert code == 0 and not err, out + err
     task = task_of(SMOKE)
     ends(0, SMOKE)
@@ -1930,7 +1931,7 @@ def test_every_script_looks_at_python_before_it_imports_pytorch():
     old += "sys.modules.update(torch=None, numpy=None); "  # which may not be installed
     for path in HERE.glob("*.py"):
         if path.name not in ("common.py", "test_all.py"):
-            code, out, err = process("-c", f"{old}runpy.run_path({str(path)!r})")
+            code, out, err = run_python("-c", f"{old}runpy.run_path({str(path)!r})")
             assert code == 2 and not out and err.count("\n") == 1, (path, err)
             assert "Python 3.11 or later" in err
 
@@ -2305,7 +2306,7 @@ def test_tokens_are_those_of_sentencepiece():
 def run_with_gpu(*words):
     """Python in a process of its own that sees the GPUs."""
     with mock.patch.dict(os.environ, WITH_GPUS, clear=True):
-        return process(*words)
+        return run_python(*words)
 
 
 @functools.cache
@@ -2350,7 +2351,7 @@ def measure_trial(case):
     script, *words = shlex.split(command)
     usual = f"--scale smoke --iterations 300 --batch 64 --lr 0.01 {way}"  # words come after it
     flags = [*usual.split(), *words, "--device", where, "--out", out]
-    code, _, err = process(HERE / script, *flags)
+    code, _, err = run_python(HERE / script, *flags)
     if code:
         return {err: math.nan}
     (path,) = Path(out).rglob("result.json")
@@ -2416,7 +2417,7 @@ def test_cuda_trial_continues_in_a_new_graph():
     child.send_signal(signal.SIGTERM)
     assert child.wait() == 75
     for out in "stopped", "whole":
-        code, _, err = process(HERE / "reverse.py", *words, f"{out}/runs")
+        code, _, err = run_python(HERE / "reverse.py", *words, f"{out}/runs")
         assert code == 0, err
     assert outcome(folder_in("stopped")) == outcome(folder_in("whole"))
 
@@ -2431,7 +2432,7 @@ raise SystemExit(cli.main(reverse.Reverse))
 
 
 def test_cuda_out_of_memory_is_one_line():
-    code, _, err = process("-c", SMALL_CARD, "--device", "cuda", "--batch", "4096")
+    code, _, err = run_python("-c", SMALL_CARD, "--device", "cuda", "--batch", "4096")
     assert code == 1 and err.count("\n") == 1, err
     assert not read_checkpoints()
 
