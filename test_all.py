@@ -40,7 +40,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import bench
 import beyond
 import common
 import dual_frequency
@@ -78,7 +77,6 @@ from suite.figures import (
     Figure,
     Result,
     Results,
-    cross,
     summarise,
 )
 from variable_length import VariableLength
@@ -87,7 +85,6 @@ HERE = Path(__file__).resolve().parent
 README = (HERE / "README.md").read_text()
 CPU = torch.device("cpu")
 SMOKE = "--scale smoke --device cpu"
-TINY = "--model gru --vocab 8 --iterations 9 --batch 8 --hidden 8 --embed 8"
 BATTERY = [  # tasks, each with flags
     (Reverse, ""),
     (VariableLength, "--min-length 3"),
@@ -1331,6 +1328,7 @@ def test_defaults_and_grids_are_the_papers():
     for task, figures in TRIALS.items():
         for figure, count in figures.items():
             assert len(trials_of(task, figure, "paper")) == count, figure
+    assert task_of("--model s4d", Stability).args.target == 23
 
 
 def list_commands(words, task=Reverse):
@@ -1452,14 +1450,12 @@ def test_welchs_test_is_that_of_textbooks():
     b = "27.1 22.0 20.8 23.4 23.4 23.5 25.8 22.0 24.8 20.2 21.9 22.1 22.9 20.5 24.4"
     a, b = (list(map(float, numbers.split())) for numbers in (a, b))
     found = statistics.estimate([a], [b])
-    assert round(found.value / found.error, 3) == -2.455
-    assert round(found.dof, 3) == 24.989
-    assert round(found.p(), 3) == 0.021
+    t = found.value / found.error
+    assert np.allclose([t, found.dof, found.p()], [-2.455, 24.989, 0.021], rtol=0, atol=5e-4)
     for dof, t in (2, 4.302653), (5, 2.570582), (9.3, 2.251082):
         close(statistics.t_quantile(0.025, dof), t, 1e-5)
     same = statistics.estimate([[0.1] * 4], [[0.1] * 7])
     assert same.p() == 1 and same.interval() == (0, 0)
-    assert statistics.estimate([a], [b[:2]]) is None, "too few seeds"
 
 
 def test_holms_correction():
@@ -1475,15 +1471,15 @@ def test_the_papers_bootstrap_is_a_normal_interval_where_that_is_as_good():
     close(statistics.bootstrap_interval(values), wanted, 0.07)
 
 
-def make_results(cells, metric="token accuracy"):
-    """Results of [(flags, values of a metric, a seed each)]; None: not finished."""
+def make_results(cells):
+    """Results of [(flags, token accuracies, a seed each)]; None: not finished."""
     found, rows = [], []
-    for flags, values in cells:
-        for seed, value in enumerate(values):
+    for flags, accuracies in cells:
+        for seed, accuracy in enumerate(accuracies):
             rows.append(flags | {"seed": seed})
-            if value is not None:
-                config = {"vocab": 16} | rows[-1]
-                found.append(Result(rows[-1], {}, config=config, values={metric: value}))
+            if accuracy is not None:
+                values, config = {"token accuracy": accuracy}, {"vocab": 16} | flags
+                found.append(Result(rows[-1], {}, config=config, values=values))
     return Results(found, rows)
 
 
@@ -1517,55 +1513,47 @@ def test_a_table_of_known_data():
 
 
 def test_contrasts_add_up_cells_and_pair_seeds():
-    high, low = [0.60, 0.70, 0.65, 0.72], [0.55, 0.64, 0.62, 0.65]
-    runs = [({"pe": "none", "budget": x}, values) for x, values in ((2, high), (1, low))]
-    none = dict(pe="none", budget=2), dict(pe="none", budget=1)
-    paired = Contrast("2x - 1x", *none, paired=True)
-    absent = Contrast("3x - 1x", dict(pe="none", budget=3), none[1])
-    found = lines_of(make_results(runs), contrasts=(paired, absent))
-    assert found[-2].startswith("1|0.615"), "the absent contrast has no line"
-    assert found[-1] == "2x - 1x|+0.052 [+0.025, +0.080]|.009"
-    arms = [*ARMS, ({"pe": "dup"}, CONSTANT[::-1])]
-    sums = Contrast("sum", [{"pe": "sin"}, {"pe": "constant"}], [{"pe": "none"}, {"pe": "dup"}])
-    assert (
-        lines_of(make_results(arms), contrasts=(sums,))[-1]
-        == "sum|+0.218 [+0.115, +0.320]|.003"
-    )
+    none, constant, dup, pe = ({"pe": name} for name in ("none", "constant", "dup", "sin"))
+    sums = Contrast("sum", [pe, constant], [none, dup])
+    paired = Contrast("paired", constant, none, paired=True)  # by .03, -.01, .03 and .03
+    absent = Contrast("absent", {"pe": "learned"}, none)
+    results = make_results([*ARMS, (dup, CONSTANT[::-1])])
+    assert lines_of(results, contrasts=(sums, absent, paired))[-2:] == [
+        "sum|+0.218 [+0.115, +0.320]|.003",
+        "paired|+0.020 [-0.012, +0.052]|.139",
+    ]
 
 
 def test_a_metric_that_half_the_trials_lack_hides_nothing():
     found = make_results(ARMS)
     for n, result in enumerate(found):
         result.values["new"] = 0.25 if n % 2 else None
-    both = dict.fromkeys(["token accuracy", "new"])
-    found = lines_of(found, metrics=both)
-    assert found[-4] == "token accuracy" and PE_OVER_NONE in found[-3]
-    assert found[-2:] == ["new", "|".join(["0.250 (n = 2)"] * 3 + ["-"] * 4)]
+    found = lines_of(found, metrics=dict.fromkeys(["token accuracy", "new"]))
+    assert PE_OVER_NONE in found[-3] and "0.250 (n = 2)|-" in found[-1]
 
 
 def test_what_a_preregistered_claim_says():
     """The larger p counts; if PE is below one of the others, twice the smaller one does."""
-    cases = [
-        (PE, "supported"),
-        (CONSTANT, "inconclusive"),
-        ([0.3, 0.31, 0.32, 0.3], "contradicted"),
-    ]
-    arms = [({"vocab": 16} | flags, values) for flags, values in ARMS]
-    for pe, outcome in cases:
-        results = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, pe)])
-        claim = Claim("family", "token accuracy", dict(model=None, vocab=16))
-        *_, row, _ = tables.claims_table([(claim, "#link", results)])
-        assert row.endswith(f"| {outcome} |") and "[-, K = 16](#link): token" in row, row
+    claim = Claim("family", "token accuracy", dict(model=None, vocab=16))
+
+    def claim_row(pe):
+        cells = [({"vocab": 16} | flags, values) for flags, values in ARMS[:2]]
+        results = make_results([*cells, ({"vocab": 16, "pe": "sin"}, pe)])
+        return (claim, "#link", results)
+
+    def last_row(*accuracies):
+        *_, row, _ = tables.claims_table(list(map(claim_row, accuracies)))
+        return row
+
+    below = [0.3, 0.31, 0.32, 0.3]
+    for pe, word in (PE, "supported"), (CONSTANT, "inconclusive"), (below, "contradicted"):
+        assert last_row(pe).endswith(f"| {word} |")
     # Holm takes 3 times the smallest p, 2 times the next: here .0077 and .0065 are the larger
-    weaker = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, CONSTANT)])
-    claims = [(claim, "", runs) for runs in (weaker, make_results(arms), weaker)]
-    *_, row, _, _ = tables.claims_table(claims)
+    row = last_row(CONSTANT, CONSTANT, PE)
     assert row.endswith("| .023 | supported |"), row
     for text in PE_OVER_NONE, PE_OVER_CONSTANT, "| 0.720 ±0.111 |":
         assert text in row
-    half = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, [*PE[:3], None])])
-    *_, row, _ = tables.claims_table([(claim, "", half)])
-    assert row.endswith("| - | trials missing |"), row
+    assert last_row([*PE[:3], None]).endswith("| - | trials missing |")
 
 
 def of_vocabularies(accuracies):
@@ -1584,8 +1572,6 @@ def test_summaries_over_the_vocabulary_by_hand():
         runs = of_vocabularies({4: a, 8: b, 16: c})
         close(K95.compute(runs), wanted, 1e-9)
         assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
-    assert K95.compute(of_vocabularies({4: 0.9, 16: 0.8})) is None, "too far apart"
-    runs = of_vocabularies({4: 1.0, 8: 0.9, 16: 0.8})
     list(runs)[-1].values["token accuracy"] = None
     assert not summarise(runs, K95), "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
@@ -1594,31 +1580,23 @@ def test_summaries_over_the_vocabulary_by_hand():
 
 def test_the_equivalent_budget_by_hand():
     """No PE has .5 at 1x, .7 at 4x and .8 at 8x: so .6 at 2x."""
-    for pe, wanted, text in [
-        (0.6, 1, "2.000"),
-        (0.75, 2.5, "5.657"),
-        (0.45, 0, "below 1x (1 of 1 censored)"),
-        (0.85, 3, "not within 8x (0 of 1 seeds)"),
-    ]:
+    for pe, wanted in (0.6, 1), (0.75, 2.5), (0.45, 0), (0.85, 3):
         cells = []
         for budget, none, sin in (1, 0.5, pe), (4, 0.7, 0.9), (8, 0.8, 0.9):
             flags = {"iterations": 100 * budget}
             cells += [(flags | {"pe": "none"}, [none]), (flags | {"pe": "sin"}, [sin])]
-        runs = make_results(cells)
-        close(BUDGET.compute(runs), wanted, 1e-9)
-        assert text in lines_of(runs, summaries=(BUDGET,))[-1]
+        close(BUDGET.compute(make_results(cells)), wanted, 1e-9)
 
 
 def test_metrics_of_targets_and_positions_by_hand():
     """Of Frequent targets among Rare disturbants the first quarter is .3 below."""
     accuracies = dict.fromkeys(dual_frequency.CONDITIONS, [0.9] * 8)
     accuracies["frequent/rare"] = [0.6] * 2 + [0.9] * 6
-    result = Result({"model": "lstm"}, {"by_condition": accuracies})
-    metrics = dual_frequency.DualFrequency.figures["fig3"].metrics.values()
-    wanted = [0.8625, 0.9, 0.825, 0.9, 0.075, 0, 0.3]
-    close([metric(result) for metric in metrics], wanted, 1e-9)
-    second = Result({"model": "s4d"}, result.metrics)
-    close([metric(second) for metric in metrics], [*wanted[:-1], -0.1], 1e-9)
+    for model, weakness in ("lstm", 0.3), ("s4d", -0.1):
+        result = Result({"model": model}, {"by_condition": accuracies})
+        metrics = DualFrequency.figures["fig3"].metrics.values()
+        wanted = [0.8625, 0.9, 0.825, 0.9, 0.075, 0, weakness]
+        close([metric(result) for metric in metrics], wanted, 1e-9)
 
 
 # -- report.py, RESULTS.md, README.md, the house
@@ -1641,7 +1619,7 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
     accuracy = content["metrics"]["token_accuracy"]
     said = make_report(words)
     assert "2 of 12" in said and tables.short(accuracy) in said
-    bad = ["[" * 100_000, "[]", "", "\xff", whole[:-20]]
+    bad = ["[" * 100_000, "[]", "\xff", whole[:-20]]
     bad += [whole.replace('"lr": 0.001', '"lr": 0.25'), whole.replace('"reverse"', '"sort"')]
     for number in "7", "NaN", "1e999", "9" * 5000, "null", '"0.5"':
         bad.append(whole.replace(f'_accuracy": {accuracy}', f'_accuracy": {number}'))
@@ -1653,69 +1631,19 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
         assert "1 of 12" in said and said.count(f"left out: {path}") == 1, text[:80]
     path.write_text(whole.replace("token_a", "a"))  # it lacks the metric, and counts without
     assert "2 of 12" in make_report(words)
-    path.write_text(whole)
-    for name in "text_sha256", "tokens_sha256":  # of two texts: they are not compared
-        path.write_text(whole.replace('"config": {', f'"config": {{"{name}": ["a"],'))
-        assert "0 of 12" in make_report(words)
-
-
-def test_nothing_that_a_file_says_reaches_a_page_as_it_is():
-    path, words = train_two()
-    hostile = "\x1b[31m<script>|`\ud800"
-    for result in find_results():
-        made = {"device": hostile, "dirty": result == path}
-        result.write_text(json.dumps(read_json(result) | made))
-    said = make_report(words) + ends(0, "runs", report)
-    assert not set("\x1b<>`\ud800") & set(said.replace("```", "").replace("<.001", ""))
-    assert "with local changes (1 of 2)" in said
-    lengths = f"{SMOKE} --vocab 8 --model lstm --pe sin --min-length 3 --iterations 9"
-    ends(0, lengths, VariableLength)
-    (path,) = Path().rglob("variable_length/*/*/result.json")
-    content, figure = read_json(path), VariableLength.figures["fig11"]
-    trial = jobs.Trial(task_of(lengths, VariableLength), {"model": "lstm", "pe": "sin"}, [])
-    assert report.make_result(trial, content, figure).lines
-    for bad in None, "1", 10**400, [1]:
-        content["metrics"]["by_length"]["4"] = bad
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            report.make_result(trial, content, figure)
-            raise AssertionError(bad)
-    Path("bench").mkdir()
-    Path("bench/x.json").write_text("[]")
-    lines = report.figure_lines(".", ".")
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        assert not any("bench" in line for line in lines)
-    assert "left out: bench/x.json" in said.getvalue()
-
-
-def test_a_result_of_another_task_enters_no_table():
-    ends(0, f"{SMOKE} --vocab 8 --model gru", Sort)
-    shutil.copytree("runs/sort", "runs/reverse")
-    said = make_report(f"'{HERE}/reverse.py' fig2 --scale smoke")
-    assert "0 of 12" in said and "task sort there, reverse here" in said
+    path.write_text(whole.replace('"config": {', '"config": {"text_sha256": "a",'))
+    assert "0 of 12" in make_report(words), "two texts are not compared"
+    path.write_text(json.dumps(content | {"dirty": True}))
+    assert "with local changes" in make_report(words)
 
 
 def test_every_finished_trial_is_a_row_of_trials_csv():
     path, _ = train_two()
-    rows = list(csv.DictReader(io.StringIO(ends(0, "runs", report))))
-    assert [row["pe"] for row in rows] == ["none", "sin"] and "model" not in rows[0]
-    accuracy = read_json(path)["metrics"]["token_accuracy"]
-    assert float(rows[1]["token_accuracy"]) == accuracy and rows[1]["folder"] == str(
-        path.parent
-    )
+    none, pe = csv.DictReader(io.StringIO(ends(0, "runs", report)))
+    assert (none["pe"], pe["pe"], pe["folder"]) == ("none", "sin", str(path.parent))
+    assert float(pe["token_accuracy"]) == read_json(path)["metrics"]["token_accuracy"]
     path.write_text("{}")
     assert f"left out: {path}" in ends(0, "runs", report)
-
-
-def test_a_users_figure_has_its_table_at_every_scale():
-    rows = dict(model="gru", vocab=8, seed=range(1))
-    mine = Figure(
-        "Mine", {scale: cross(**rows, pe=["none", "sin"]) for scale in ("quick", "smoke")}
-    )
-    with mock.patch.dict(Reverse.figures, mine=mine):
-        for scale in mine.grids:
-            ends(0, f"--scale {scale} --pe sin {TINY}")
-            said = make_report(f"'{HERE}/reverse.py' mine --scale {scale} {TINY}")
-            assert "no PE  PE" in said and "PE - no PE" in said, said
 
 
 def test_a_figure_is_drawn():
@@ -1794,17 +1722,6 @@ def test_the_readmes_example_is_that_of_the_committed_results():
     assert last.startswith("All metrics: python report.py reverse.py fig2 --scale quick")
 
 
-def test_bench_counts_every_trial_of_the_paper_once():
-    content = read_json(HERE / "results/bench/h200.json")
-    lines = "\n".join(bench.costs(content))
-    assert re.search(r"reverse\.py fig2 +180 ", lines)
-    assert re.search(r"each trial once +500 ", lines)
-    task = task_of("--model gru --vocab 64 --length 16")
-    hours = bench.hours(task, bench.times_of_sequences(content))
-    measured = np.median(content["configurations"]["gru-sin-64"]["suite"])  # of 64
-    close(hours, measured / 4 * 300 / 3600, 1e-9)
-
-
 def find_code(language):
     """README's blocks of code."""
     blocks = re.findall(r"(?ms)^```(\w*)\n(.*?)^```", README)
@@ -1841,41 +1758,6 @@ def test_readme_commands_run():
         elif task is Reverse:
             ends(0, f"{shlex.join(words)} {SMOKE}")
     assert find_results()
-
-
-FLOORS = """
-    common
-    statistics figures files
-    graphs rnn_kernels fast task machine
-    progress training plots
-    jobs cli
-    tables
-    reverse dual_frequency variable_length
-    sort delayed_add predecessor lm_wikitext lm_shakespeare
-    stability beyond rarity bench
-    report
-"""
-
-
-def test_every_script_looks_at_python_before_it_imports_pytorch():
-    old = "import runpy, sys; sys.version_info = (3, 10, 9); sys.argv = ['']; "
-    old += "sys.modules.update(torch=None, numpy=None); "  # which may not be installed
-    for path in HERE.glob("*.py"):
-        if path.name not in ("common.py", "test_all.py"):
-            code, out, err = run_python("-c", f"{old}runpy.run_path({str(path)!r})")
-            assert code == 2 and not out and err.count("\n") == 1, (path, err)
-            assert "Python 3.11 or later" in err
-
-
-def test_imports_run_down_only():
-    """Every file imports those alone that stand before it."""
-    floors = FLOORS.split()
-    assert {path.stem for path in HERE.glob("suite/[!_]*.py")} <= set(floors)
-    for number, room in enumerate(floors):
-        (path,) = [*HERE.glob(f"{room}.py"), *HERE.glob(f"suite/{room}.py")]
-        not_before = "|".join(floors[number:])
-        found = re.search(rf"(?m)^\s*(from|import) .*\b({not_before})\b", path.read_text())
-        assert not found, (room, found)
 
 
 # -- stability.py, held to the Jacobian of the model's own forward pass
@@ -1968,11 +1850,6 @@ def test_stability_pairs_share_the_target_and_what_is_before_it():
             drawn = (of_condition[:, :12] - least).flatten().tolist()
             assert_uniform(drawn, 5)
             assert set(drawn) == set(range(5))
-
-
-def test_stabilitys_target_is_the_papers():
-    for words, target in ("s4d", 23), ("s4d --length 1", 1), ("gru", 1):
-        assert task_of(f"--model {words}", Stability).args.target == target
 
 
 def test_stability_of_a_trial():
