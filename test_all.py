@@ -344,13 +344,11 @@ def check_released_case(kind, pe, theirs):
     batch = common.Batch(tokens, tokens[:, :length].flip(1), answered, commands=length)
     for engine in PLAIN, FAST:
         logits = model.readout(engine.features(model, every_step)).transpose(0, 1)
-        close(logits, theirs["logits"], tolerance)
         loss, _, found = gradients(model, batch, engine.features)
-        close(loss, theirs["loss"], tolerance)
-        norm = torch.nn.utils.get_total_norm(list(found.values()))
-        close(norm, theirs["grad_norm"], tolerance)
-        if kind != "s4d":
-            close(found["embedding.weight"], theirs["grad_embedding"], tolerance)
+        ours = {"logits": logits, "loss": loss, "grad_embedding": found["embedding.weight"]}
+        ours["grad_norm"] = torch.nn.utils.get_total_norm(list(found.values()))
+        for name in ours.keys() & theirs.keys():
+            close(ours[name], theirs[name], tolerance)
     if "stability" in theirs:
         target = int(theirs.get("stab_prefix", 0)) + 1
         found = stability.stability(model, theirs["stab_a"], theirs["stab_b"], target)
@@ -368,11 +366,7 @@ def test_released_code_gives_the_same_numbers():
         check_released_case(*case.split("-"), theirs)
 
 
-def test_random_integers_are_splitmix64():
-    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # from 0 on
-    zero = torch.tensor(0)
-    assert [x % 2**64 for x in common.random_bits(zero, (3,)).tolist()] == published
-    # All committed trials depend on these
+def test_data_are_those_of_the_committed_trials():
     task = task_of("--vocab 2 --length 4 --held-out 8", build=True)
     rows = task.held_out.rows, task.training_batch(300_000).inputs
     hashes = [common.hash_rows(x.flatten()).item() for x in rows]
@@ -411,11 +405,10 @@ def test_encodings_are_scaled_joined_and_cut():
 
 
 def test_bands_keep_a_part_of_the_sinusoid():
-    for bands, pairs in ("0:1", [0, 1, 2, 3]), ("0.25:0.75", [1, 2]), ("0.1:1", [1, 2, 3]):
-        wanted = torch.zeros(12, 4).cdouble()
-        wanted[:, pairs] = waves(12, 8)[:, pairs] / math.sqrt(len(pairs)) * 2
-        encoding = encoding_of(f"--length 6 --embed 8 --bands {bands} --amplitude 2")
-        close(encoding.vectors(12), torch.view_as_real(wanted).flip(2).flatten(1), 1e-6)
+    wanted = torch.view_as_real(waves(12, 8)).flip(2)  # (T, 4, 2) of sines and cosines
+    wanted[:, [0, 3]] = 0
+    encoding = encoding_of("--length 6 --embed 8 --bands 0.25:0.75 --amplitude 2")
+    close(encoding.vectors(12), wanted.flatten(1) * 2 / math.sqrt(2), 1e-6)
 
 
 def check_layer(layer, by_equations):
@@ -488,7 +481,6 @@ def test_layers_by_their_equations():
 
 
 def test_s4d_begins_as_published():
-    torch.manual_seed(0)
     layer = common.S4D(4, 2000)
     steps = torch.linspace(math.log(1e-3), math.log(1e-1), 2000)  # what a fair draw is near to
     close(layer.log_dt.sort().values, steps, 0.02)
@@ -685,15 +677,14 @@ def answers_by_hand(script, x):
 def test_batches_by_brute_force():
     for script, flags in BATTERY:
         task = task_of(f"--vocab 10 --length 5 --held-out 20 {flags}", script, build=True)
-        positions = task.positions()
         rows = task.draw(common.key(1), (300,))
         batch = task.make_batch(rows)
         for b, row in enumerate(rows.tolist()):
             x = [integer for integer in row if integer < 10]
             first, answers = answers_by_hand(script, x)
-            wanted = x + [10] * (positions - len(x)), dict(enumerate(answers, first))
+            read = x + [10] * (task.positions() - len(x))
+            wanted = read, dict(enumerate(answers, first))
             assert read_batch(batch, b) == wanted, (script, row)
-        assert (batch.inputs[:, positions - batch.commands :] == 10).all()
 
 
 def check_conditions(task, right, by_condition):
@@ -971,14 +962,8 @@ def test_a_full_disk_or_an_unreadable_checkpoint_ends_a_trial_with_1():
     path, good, kept = folder_in() / "last.pt", load_last(), read_checkpoints()
     fails(LONG, fill_disk)
     assert len(kept) == 3 and read_checkpoints() == kept
-    for content in (
-        [],
-        {"model": good["model"]},  # a snapshot
-        good | {"model": {}},
-        good | {"optimizer": good["optimizer"] | {"state": 3}},
-        good | {"iteration": 10**9},
-        Path(),  # which cannot be loaded
-    ):
+    snapshot = {"model": good["model"]}
+    for content in [], snapshot, good | {"model": {}}, good | {"iteration": 10**9}:
         files.save(path, content)
         kept = read_checkpoints()
         fails(LONG)
@@ -1058,20 +1043,6 @@ def test_out_of_memory_ends_a_trial_with_1():
     fails(f"{SMOKE} --batch 100000 --hidden 64", limit_memory)
 
 
-NAME = "lstm-random-K8-L8-batch=8-embed=16-held-out=32-hidden=16-iterations=20-lr=0.5"
-
-
-def test_what_a_trial_leaves():
-    words = f"{SMOKE} --pe random --lr 0.5"
-    ends(0, words, DualFrequency)
-    folder, before = folder_in(), read_files()
-    assert folder == Path("runs/dual_frequency", NAME, "seed0")
-    result = read_json(folder / "result.json")
-    assert result["argv"] == words.split() and result["iterations"] == 20
-    said = ends(0, words, DualFrequency)  # finished: shown, and nothing is touched
-    assert read_files() == before and f"{result['metrics']['token_accuracy']:.4g}" in said
-
-
 def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
     words = f"{SMOKE} --iterations 400"
     ours, theirs = os.openpty()
@@ -1101,20 +1072,14 @@ REFUSED = {  # after --scale smoke
         "--x 1",
         "--vocab 1",
         "--vocab 2147483646",
-        "--embed 2147483646",
         "--hidden 2147483646",
         "--length 2147483646",
-        "--held-out 2147483646",
         "--batch 2147483646",
-        "--seed 0-50000000 --list",
-        "--jobs 2147483646 --all fig2",
         "--out file",
-        "--out file/folder",
         f"--out {'long' * 64}",
         LONG_NAME,
         "--lr nan",
         "--embed 7",
-        "--seed 5-3",
         "--seed 0-4",
         "--iterations",
         "--warmup 11 --iterations 10",
@@ -1182,19 +1147,21 @@ def test_a_folder_of_other_flags_is_refused():
     ends(0, f"{SMOKE} --overwrite")
 
 
-def test_a_finished_trial_is_evaluated_again():
+def test_a_finished_trial_is_shown_and_evaluated_again():
     evaluate = f"{SMOKE} --evaluate"
     refuses(evaluate)
     ends(0, SMOKE)
+    before, path = read_files(), folder_in() / "result.json"
+    result = read_json(path)
+    assert f"{result['metrics']['token_accuracy']:.6g}" in ends(0, SMOKE)
     refuses(f"{evaluate} --overwrite")
-    path = folder_in() / "result.json"
-    before = read_json(path)
-    path.write_text(json.dumps(before | {"metrics": {}, "examples": []}))
+    assert read_files() == before and result["argv"] == SMOKE.split()
+    path.write_text(json.dumps(result | {"metrics": {}, "examples": []}))
     ends(0, evaluate)
     after = read_json(path)
     assert after.pop("evaluated")["argv"] == evaluate.split()
     varying = dict.fromkeys(["finished", "peak_memory_bytes", "until"])
-    assert after | varying == before | varying
+    assert after | varying == result | varying
     (folder_in() / "last.pt").write_bytes(b"damaged")
     assert "no checkpoint of its last iteration" in child_ends(1, evaluate)
 
@@ -1241,8 +1208,6 @@ SCIENCE = [
     "",
     "--vocab 8",
     "--length 8",
-    "--hidden 8",
-    "--embed 8",
     "--pe none",
     "--combine add",
     "--encode input",
@@ -1250,13 +1215,9 @@ SCIENCE = [
     "--bands 0:0.5",
     "--iterations 9",
     "--batch 9",
-    "--held-out 9",
-    "--lr 0.1",
     "--warmup 7",
     "--clip 0",
-    "--beta1 0",
     "--beta2 0",
-    "--eps 1",
     "--precision bf16",
 ]
 
@@ -1413,8 +1374,6 @@ def test_welchs_test_is_that_of_textbooks():
     found = statistics.estimate([a], [b])
     t = found.value / found.error
     assert np.allclose([t, found.dof, found.p()], [-2.455, 24.989, 0.021], rtol=0, atol=5e-4)
-    for dof, t in (2, 4.302653), (5, 2.570582), (9.3, 2.251082):
-        close(statistics.t_quantile(0.025, dof), t, 1e-5)
     same = statistics.estimate([[0.1] * 4], [[0.1] * 7])
     assert same.p() == 1 and same.interval() == (0, 0)
 
@@ -1423,13 +1382,6 @@ def test_holms_correction():
     """The smallest p times how many there are, the next times one less, and so on."""
     found = statistics.holm([0.04, 0.03, 0.01, 1.0])
     close(found, [0.09, 0.09, 0.04, 1.0], 1e-12)  # .04 x 2 is less than the one before
-
-
-def test_the_papers_bootstrap_is_a_normal_interval_where_that_is_as_good():
-    values = np.random.default_rng(7).normal(size=200)
-    reach = 1.96 * values.std() / math.sqrt(200)
-    wanted = values.mean() - reach, values.mean() + reach
-    close(statistics.bootstrap_interval(values), wanted, 0.07)
 
 
 def make_results(cells):
@@ -1483,14 +1435,6 @@ def test_contrasts_add_up_cells_and_pair_seeds():
         "sum|+0.218 [+0.115, +0.320]|.003",
         "paired|+0.020 [-0.012, +0.052]|.139",
     ]
-
-
-def test_a_metric_that_half_the_trials_lack_hides_nothing():
-    found = make_results(ARMS)
-    for n, result in enumerate(found):
-        result.values["new"] = 0.25 if n % 2 else None
-    found = lines_of(found, metrics=dict.fromkeys(["token accuracy", "new"]))
-    assert PE_OVER_NONE in found[-3] and "0.250 (n = 2)|-" in found[-1]
 
 
 def test_what_a_preregistered_claim_says():
@@ -1780,14 +1724,13 @@ def test_stability_is_that_of_autograds_jacobian():
         close(stability.stability(model.float(), a, b, target), found, 1e-5)
 
 
-def test_stability_where_gradients_vanish():
-    for kind, rows in product(("lstm", "s4d"), (5, 11)):
+def test_stability_is_0_where_gradients_vanish():
+    for kind in "lstm", "s4d":
         model, a, b = make_case(kind, "sin")
         layer = model.layer
         gate = layer.mix.bias[11:] if kind == "s4d" else layer.bias_ih_l0[33:]
-        gate.data[:rows] = -1e4  # so many of the 11 outputs do not depend on the state at all
-        wanted = plain_stability(model, a, b, 1) if rows < 11 else torch.zeros(4)
-        close(stability.stability(model, a, b, 1), wanted, 1e-10)
+        gate.data[:] = -1e4  # no output depends on the state
+        assert not stability.stability(model, a, b, 1).any()
 
 
 def test_stability_pairs_share_the_target_and_what_is_before_it():
@@ -1819,8 +1762,6 @@ def test_stability_of_a_trial():
         assert list(map(int, values)) == list(range(2, 21, 2))
         close(values["20"], of_pairs.mean(), 1e-5)
     refuses(f"{words} --target 1", Stability)
-    with mock.patch.object(common.Sinusoid, "fast", False):
-        refuses(f"{words} --seed 4 --train", Stability)
     with files.lock(folder):
         ends(73, f"{words} --overwrite", Stability)
     ends(0, words, Stability)
@@ -2094,22 +2035,19 @@ ON_GPU = {  # command: its ways on the GPU
 
 
 def measure_trial(case):
-    """{what: cross-entropy, or the last stability} of a trial, or {what is wrong: nan}."""
+    """{what: cross-entropy, or the last stability} of a trial."""
     (command, where, way), out = case, tempfile.mkdtemp(dir=".")
     script, *words = shlex.split(command)
     usual = f"--scale smoke --iterations 300 --batch 64 --lr 0.01 {way}"  # words come after it
     flags = [*usual.split(), *words, "--device", where, "--out", out]
     code, _, err = run_python(HERE / script, *flags)
-    if code:
-        return {err: math.nan}
+    assert code == 0, err
     (path,) = Path(out).rglob("result.json")
     result = read_json(path)
-    graph = where == "cuda" and "no-graph" not in way
-    compiled = where == "cuda" and result["engine"] == "fast"
-    if (result["graph"], result["compiled"]) != (graph, compiled):
-        return {f"graph is {result['graph']}, compiled {result['compiled']}": math.nan}
     metrics = result["metrics"]
     found = {"loss": metrics.get("cross_entropy") or math.log(metrics["valid_perplexity"])}
+    assert result["graph"] == (where == "cuda" and "no-graph" not in way), case
+    assert result["compiled"] == (where == "cuda" and result["engine"] == "fast"), case
     for path in Path(out).rglob("stability.json"):
         for condition, values in read_json(path)["by_condition"].items():
             found[condition] = values["300"]
