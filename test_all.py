@@ -1018,10 +1018,7 @@ def test_out_of_memory_ends_a_trial_with_1():
         raise SkipTest("no limit on memory")
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + 2**28
-
-    def limit_memory():
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
+    limit_memory = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (limit, limit))
     fails(f"{SMOKE} --batch 100000 --hidden 64", limit_memory)
 
 
@@ -1411,15 +1408,14 @@ def test_contrasts_add_up_cells_and_pair_seeds():
 
 def test_what_a_preregistered_claim_says():
     """The larger p counts; if PE is below one of the others, twice the smaller one does."""
-    claim = Claim("family", "token accuracy", dict(model=None, vocab=16))
 
-    def claim_row(pe):
-        cells = [({"vocab": 16} | flags, values) for flags, values in ARMS[:2]]
-        results = make_results([*cells, ({"vocab": 16, "pe": "sin"}, pe)])
-        return (claim, "#link", results)
-
-    def last_row(*accuracies):
-        *_, row, _ = tables.claims_table(list(map(claim_row, accuracies)))
+    def last_row(*accuracies_with_pe):
+        claims = []
+        for accuracies in accuracies_with_pe:
+            arms = [*ARMS[:2], ({"pe": "sin"}, accuracies)]
+            claim = Claim("family", "token accuracy", dict(model=None))
+            claims.append((claim, "#link", make_results(arms)))
+        *_, row, _ = tables.claims_table(claims)
         return row
 
     below = [0.3, 0.31, 0.32, 0.3]
@@ -1685,10 +1681,9 @@ def test_stability_is_that_of_autograds_jacobian():
     for kind, case in product(PAPERS, cases):
         model, a, b = make_case(kind, *case)
         target = case[2]
-        found = stability.stability(model, a, b, target)
-        close(found, plain_stability(model, a, b, target), 1e-10)
-        close(stability.stability(model, a, b, target, at_once=3), found, 1e-12)
-        close(stability.stability(model.float(), a, b, target), found, 1e-5)
+        wanted = plain_stability(model, a, b, target)
+        close(stability.stability(model, a, b, target, at_once=3), wanted, 1e-10)
+        close(stability.stability(model.float(), a, b, target), wanted, 1e-5)
 
 
 def test_stability_is_0_where_gradients_vanish():
@@ -1859,17 +1854,15 @@ def read_one_by_one(model):
 
 
 def check_packed(task, model, engine, batches):
-    """Loss, accuracy and gradients of known targets, and perplexities."""
+    """Loss and gradients of known targets, and perplexities."""
     logits, targets = read_one_by_one(model)
     known = targets != 0
     loss = F.cross_entropy(logits[known], targets[known])
-    right = (logits.argmax(1) == targets)[known].double()
     wanted = torch.autograd.grad(loss, model.parameters())
+    features = functools.partial(task.features, engine=engine)
     for batch in batches:
-        features = functools.partial(task.features, engine=engine)
-        found_loss, accuracy, found = gradients(model, batch, features)
+        found_loss, _, found = gradients(model, batch, features)
         close(found_loss, loss, 1e-9)
-        close(accuracy, right.mean(), 1e-9)
         for got, gradient in zip(found.values(), wanted, strict=True):
             close(got, gradient, 1e-9)
     of_known, of_all = task.perplexities(model, task.splits["test"], engine)
@@ -1879,14 +1872,13 @@ def check_packed(task, model, engine, batches):
 
 def test_packed_paragraphs_equal_those_read_one_by_one():
     write_lm_tokens()
-    cases = [
-        *product(("gru", "lstm"), ("none", "dup", *TABLES)),
-        ("lstm", "learned --combine add"),
-    ]
+    cases = list(product(("gru", "lstm"), ("none", "dup", *TABLES)))
+    cases.append(("lstm", "learned --combine add"))
+    predicting = len(PIECES) - 1  # of one piece nothing is predicted
     for kind, pe in cases:
-        task = lm_task(f"--model {kind} --pe {pe} --batch {len(PIECES) - 1}")
-        model, batch = task.model().double(), task.training_batch(1)  # an epoch; of one piece
-        batches = batch, lm_wikitext.pad_to_few_sizes(batch, 32, 40)  # nothing is predicted
+        task = lm_task(f"--model {kind} --pe {pe} --batch {predicting}")
+        model, batch = task.model().double(), task.training_batch(1)  # an epoch
+        batches = batch, lm_wikitext.pad_to_few_sizes(batch, 32, 40)
         for engine in PLAIN, FAST:
             check_packed(task, model, engine, batches)
         with as_on_cuda():
@@ -1894,7 +1886,7 @@ def test_packed_paragraphs_equal_those_read_one_by_one():
 
 
 def test_epochs_are_permutations():
-    for count, batch in (7, 3), (3, 10), (4, 4):
+    for count, batch in (3, 10), (4, 3):
         with workplace():
             write_lm_tokens([[1, 2]] * count)
             task = lm_task(f"--batch {batch} --seed 3")
