@@ -1,12 +1,12 @@
-"""Everything, small.
+"""All tests, at small sizes.
 
     python test_all.py           # all tests
     python test_all.py NAME ...  # those with one of these in their names
     python test_all.py cuda      # a GPU against the CPU
 
-Numbers are compared with an independent way to get them. What README.md promises of signals,
-kills, files, flags and exit codes is tested by processes: children are forked from this one, so
-that they start at once. Every test has a new folder of its own, and is in it.
+Numbers are compared with independent computations. Signals, kills, files, flags and exit codes
+are tested with real processes, most of them forked from this one because they start faster.
+Every test runs in a new folder of its own.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ HERE = Path(__file__).resolve().parent
 README, RESULTS = ((HERE / name).read_text() for name in ("README.md", "RESULTS.md"))
 CPU = torch.device("cpu")
 SMOKE = "--scale smoke --device cpu"
-BATTERY = [  # tasks, each with flags
+BATTERY = [  # every synthetic task, with flags
     (Reverse, ""),
     (VariableLength, "--min-length 3"),
     (DualFrequency, ""),
@@ -97,7 +97,7 @@ BATTERY = [  # tasks, each with flags
 ]
 PAPERS = "gru", "lstm", "s4d"
 TABLES = "sin", "random", "learned"
-VECTORS = *TABLES, "constant", "ramp", "counter", "shuffled"
+VECTORS = *TABLES, "constant", "ramp", "counter", "shuffled"  # encodings with a table
 PLAIN, FAST = machine.Engine("torch"), machine.Engine("fast")
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
@@ -117,9 +117,9 @@ def workplace():
 
 
 def ends(wanted, words, task=Reverse):
-    """The command line ends with this exit code and, unless that is 0, one line on stderr.
+    """Run a command line; assert its exit code and, unless that is 0, one line on stderr.
 
-    Returns all that it says. `task` may also be the module `report`.
+    Returns its output. `task` may also be the module `report`.
     """
     report.load.cache_clear()  # a report is usually a process of its own
     out, err = io.StringIO(), io.StringIO()
@@ -147,15 +147,15 @@ def refuses(words, task=Reverse):
 
 
 def reset_signals():
-    """In a child process: they are ignored under nohup and in the background."""
+    """In a child process, which may inherit ignored signals (nohup, background jobs)."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 
 def fork(words, task=Reverse, before=None):
-    """The command line in a child process, which calls `before` first.
+    """Run a command line in a child process, which calls `before` first.
 
-    What it says is added to the files stdout and stderr.
+    Its output is appended to the files stdout and stderr.
     """
     sys.stdout.flush()
     if child := os.fork():
@@ -176,7 +176,7 @@ def fork(words, task=Reverse, before=None):
 
 
 def child_ends(wanted, words, task=Reverse, before=None):
-    """As `ends`, in a child process. Returns what it says on stderr."""
+    """As `ends`, in a child process. Returns its stderr."""
     Path("stderr").unlink(missing_ok=True)
     code = wait(fork(words, task, before))
     said = Path("stderr").read_text()
@@ -185,7 +185,7 @@ def child_ends(wanted, words, task=Reverse, before=None):
 
 
 def wait(child):
-    """Its exit code; -9 where signal 9 has ended it."""
+    """Wait for a child -> its exit code, or -9 if it was killed by signal 9."""
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 
@@ -198,7 +198,7 @@ def wait_for(condition):
 
 
 def run(*command, preexec_fn=None, **variables):
-    """A program -> (exit code, what it printed, what it said on stderr)"""
+    """Run a program -> (exit code, stdout, stderr)"""
     done = subprocess.run(
         [*map(str, command)],
         env=os.environ | {"PYTHONPATH": str(HERE)} | variables,
@@ -215,14 +215,14 @@ def run_python(*words):
 
 
 def run_element(index, *flags, **options):
-    """An element of a job array."""
+    """Run an element of a SLURM job array -> (exit code, stdout, stderr)"""
     words = f"bash '{HERE}/slurm_array.sh' '{HERE}/reverse.py' fig2 {SMOKE} --model gru"
     options |= dict(PYTHON=sys.executable, SLURM_ARRAY_TASK_ID=index)
     return run(*shlex.split(words), *flags, **options)
 
 
 def task_of(words="", task=Reverse, build=False):
-    """The task of a command line, with its data if wanted."""
+    """The task of a command line; `build` adds its held-out set."""
     found = cli.parse_task(task, shlex.split(words))
     if build:
         found.setup()
@@ -232,12 +232,12 @@ def task_of(words="", task=Reverse, build=False):
 
 # -- What trials leave
 def read_files():
-    """{path: content}; of a folder False."""
+    """{path: content, or False for a folder}"""
     return {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")}
 
 
 def read_checkpoints():
-    """{path: content}, with the snapshots"""
+    """{path: content} of all checkpoints and snapshots"""
     return {path: path.read_bytes() for path in Path().rglob("*.pt")}
 
 
@@ -280,7 +280,7 @@ def outcome(folder):
 
 # -- Assertions on numbers
 def gradients(model, batch, features):
-    """-> loss, accuracy, {parameter: its gradient}; features(model, batch) are an engine's"""
+    """-> loss, accuracy, {parameter: gradient}, with an engine's features(model, batch)"""
     model.zero_grad()
     h = features(model, batch)
     loss, accuracy = common.loss_and_accuracy(h, model.readout, batch)
@@ -289,7 +289,7 @@ def gradients(model, batch, features):
 
 
 def close(got, wanted, tolerance):
-    """The largest error, relative to the largest number that is wanted."""
+    """Assert a small error, relative to the largest wanted number."""
     got, wanted = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (got, wanted))
     assert got.shape == wanted.shape, (got.shape, wanted.shape)
     error, largest = (got - wanted).abs().max().item(), wanted.abs().max().item()
@@ -368,6 +368,7 @@ def test_released_code_gives_the_same_numbers():
 
 
 def test_data_are_those_of_the_committed_trials():
+    """The hashes of a held-out set and of a batch, which must never change."""
     task = task_of("--vocab 2 --length 4 --held-out 8", build=True)
     rows = task.held_out.rows, task.training_batch(300_000).inputs
     hashes = [common.hash_rows(x.flatten()).item() for x in rows]
@@ -519,7 +520,7 @@ def test_edit_distances_by_search():
 
 
 def evaluate_by_hand(model, batch):
-    """-> the loss, right (B, M), whether an answer counts (B, M)"""
+    """-> loss, whether each answer is right (B, M), whether it counts (B, M)"""
     counts = torch.ones_like(batch.targets).bool()
     if batch.weight is not None:
         counts = batch.weight.bool()
@@ -538,7 +539,7 @@ def test_metrics_by_hand():
 
 
 def train_plainly(task, model, rates):
-    """With the flags below -> (iterations, 2) losses and accuracies"""
+    """Train with the hyperparameters of the test below -> losses and accuracies (N, 2)"""
     adam = torch.optim.Adam(model.parameters(), betas=(0.8, 0.98), eps=1e-3, foreach=False)
     rows = []
     for i, rate in enumerate(rates, 1):
@@ -590,7 +591,7 @@ def test_a_batch_depends_on_the_seed_and_the_iteration_alone():
     check_batches(CPU)
 
 
-SCARCE = [  # held out is more than a tenth of what there is
+SCARCE = [  # more than a tenth of all rows are held out
     (Reverse, "--vocab 2 --length 4 --held-out 8"),
     (VariableLength, "--vocab 4 --length 4 --held-out 5 --min-length 2"),
     (DualFrequency, "--vocab 4 --length 3 --held-out 12"),
@@ -601,7 +602,7 @@ SCARCE = [  # held out is more than a tenth of what there is
 
 
 def enumerate_rows(task):
-    """Every row, and how likely training draws it, relative to the others."""
+    """Every row and its relative probability in training."""
     K, L = task.vocab, task.length
     if isinstance(task, Predecessor):
         for x in permutations(range(K), L):
@@ -620,7 +621,7 @@ def enumerate_rows(task):
             yield x, 1
 
 
-def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_should_be():
+def test_held_out_rows_are_never_trained_on_and_others_have_their_probability():
     for script, flags in SCARCE:
         task = task_of(f"{flags} --batch 512", script, build=True)
         rows, weights = task.held_out.rows, dict(enumerate_rows(task))
@@ -641,7 +642,7 @@ def test_held_out_rows_are_never_trained_on_and_all_others_as_likely_as_they_sho
 
 
 def read_batch(batch, b):
-    """What row b reads, and {step: what it has to answer there}."""
+    """-> the inputs of row b, {step: target}"""
     read, steps, targets = batch.inputs[b].tolist(), batch.steps, batch.targets[b].tolist()
     steps = range(len(read))[steps] if isinstance(steps, slice) else steps[b].tolist()
     weights = [1] * len(targets) if batch.weight is None else batch.weight[b]
@@ -650,7 +651,7 @@ def read_batch(batch, b):
 
 
 def answers_by_hand(script, x):
-    """The first answered step, and what is answered from there on; of L = 5."""
+    """-> the first answered step, the targets from there on (L = 5)"""
     if script is Predecessor:
         return 5, [x[x.index(x[5]) - 1]]
     if script is DelayedAddition:
@@ -674,7 +675,7 @@ def test_batches_by_brute_force():
 
 
 def check_conditions(task, right, by_condition):
-    """Of dual_frequency.py: two rows for each condition and position of the target in turn."""
+    """dual_frequency.py has two rows per condition and position of the target, in order."""
     close(list(by_condition.values()), right.view(4, 8, 2).mean(2), 1e-6)
     rows, batch = task.held_out.rows.tolist(), task.test_batch()
     for b, (condition, position, _) in enumerate(product(by_condition, range(8), range(2))):
@@ -685,7 +686,7 @@ def check_conditions(task, right, by_condition):
 
 
 def test_evaluation_by_hand():
-    """On the held-out set; also by length, or by condition and position."""
+    """Held-out metrics, also by length, and by condition and position."""
     for script, flags in BATTERY:
         task = task_of(f"--scale smoke --held-out 64 --batch 7 {flags}", script, build=True)
         model = task.model()
@@ -778,7 +779,7 @@ def run_undisturbed():
 
 
 def finish(parts):
-    """Continue to the end, and compare; `parts`: the iterations earlier processes came to."""
+    """Continue to the end and compare; `parts`: last iterations of earlier processes."""
     child_ends(0, LONG)
     folder = folder_in()
     assert outcome(folder) == run_undisturbed()
@@ -790,7 +791,7 @@ def finish(parts):
 
 
 def task_disturbed(disturb, at=25):
-    """A task that calls disturb(task) in this iteration, or when it is evaluated."""
+    """A task that calls disturb(task) in iteration `at`, or ("the end") when evaluated."""
 
     class Disturbed(Reverse):
         def training_batch(self, i):
@@ -853,7 +854,7 @@ def test_a_signal_while_pytorch_is_imported_ends_with_75_and_one_line():
 
 
 def print_to_nobody(stream):
-    """In a child process: both streams fail from now on."""
+    """In a child process: writing to stdout and stderr fails from now on."""
     if stream == "a full log":
         there = os.open("/dev/full", os.O_WRONLY)
     else:
@@ -877,7 +878,7 @@ def test_a_trial_saves_although_nothing_can_be_printed():
 
 
 def stall():
-    """In a child process: as after Ctrl-S, until nothing more can be printed."""
+    """In a child process: a terminal stopped by Ctrl-S, with a full buffer."""
     _, there = os.openpty()
     termios.tcflow(there, termios.TCOOFF)
     os.set_blocking(there, False)
@@ -892,7 +893,7 @@ def stall():
 def test_a_signal_saves_within_a_second_although_the_output_is_stalled():
     child = fork(LONG, task_disturbed(lambda task: stall()))
     wait_for(lambda: len(read_checkpoints()) == 3)  # of iterations 10, 15 and 20
-    time.sleep(0.5)  # it waits
+    time.sleep(0.5)  # it is blocked
     os.kill(child, signal.SIGTERM)
     time.sleep(1)
     os.kill(child, signal.SIGKILL)  # nothing to one that has ended
@@ -929,7 +930,7 @@ def test_damaged_checkpoints_are_passed_over_and_never_kept():
 
 
 def fails(words, before=None):
-    """One line, exit code 1, and nothing half written."""
+    """Assert one line, exit code 1, and no half-written file."""
     assert child_ends(1, words, before=before).count("\n") == 1
     assert not list(Path().rglob("*.tmp"))
 
@@ -975,7 +976,7 @@ def die_at(call):
         setattr(os, name, counted(getattr(os, name)))
 
 
-def test_killed_while_it_writes_and_raced():
+def test_a_trial_survives_kill_9_and_is_written_by_one_process():
     for call in range(0, 100, 6):
         with workplace():
             child = fork(LONG, before=functools.partial(die_at, call))
@@ -989,7 +990,7 @@ def test_killed_while_it_writes_and_raced():
     assert outcome(folder_in()) == run_undisturbed()
 
 
-def test_a_trial_that_loses_its_folder_ends_with_73_and_touches_no_other_ones_files():
+def test_a_trial_that_loses_its_folder_ends_with_73_and_leaves_the_new_one_alone():
     def rename_folder(task):
         task.folder.rename("renamed")
         assert wait(fork(LONG)) == 0  # another process finishes it anew
@@ -1003,8 +1004,8 @@ def test_a_trial_that_loses_its_folder_ends_with_73_and_touches_no_other_ones_fi
     assert find_results()
 
 
-def test_what_is_not_finite_ends_a_trial_with_3():
-    # Embeddings that were not read: a step of 0 / 0, and the loss is finite
+def test_divergence_ends_a_trial_with_3():
+    # Adam divides 0 by 0 for unread embeddings, while the loss is finite
     ends(3, f"{SMOKE} --vocab 999 --eps 0 --save-every 1")
     assert not read_checkpoints()
     words = f"{SMOKE} --model s4d --lr 1000 --warmup 10 --save-every 1 --snapshot-every 1"
@@ -1245,7 +1246,7 @@ def test_defaults_and_grids_are_the_papers():
 
 
 def list_commands(words, task=Reverse):
-    """What --list prints, without a double."""
+    """The lines that --list prints; no line occurs twice."""
     lines = ends(0, f"--list {words}", task).splitlines()
     assert len(set(lines)) == len(lines)
     return lines
@@ -1262,7 +1263,7 @@ def test_list_and_its_filters():
                 task_of(line.partition(".py")[2], task)  # every command is accepted
 
 
-def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
+def test_all_runs_what_list_prints_although_one_trial_fails():
     words = f"fig2 {SMOKE} --model lstm --vocab 8 --seed 0-1"
     trials = [task_of(line.partition(".py")[2]) for line in list_commands(words)]
     done, broken, locked, new = (task.folder for task in trials)
@@ -1286,7 +1287,7 @@ def test_all_runs_what_list_prints_and_one_trials_end_does_not_end_the_others():
     assert logs == {broken, locked, new}
 
 
-def test_the_time_left_of_all_comes_from_each_trials_own_progress():
+def test_the_time_left_of_all_follows_from_the_progress_of_each_trial():
     queue = jobs.Jobs("reverse.py", trials_of(Reverse, "fig2", "smoke")[:4], 2, [])
     # 100 s each; a trial without progress takes as long as the others. Two at a time
     for n, share, left in (0, 0.2, "0:03:10"), (1, 0.6, "0:02:40"):
@@ -1326,7 +1327,7 @@ def test_all_stops_all_and_continues_and_no_job_outlives_it():
     assert len(parts) == 4 and sum(map(bool, parts)) == 2
 
 
-def test_a_slurm_element_is_the_nth_trial_and_no_shell_reads_what_is_typed():
+def test_a_slurm_element_is_the_nth_trial_and_flags_are_not_run_by_a_shell():
     out = "a b\ntouch c; $(touch d) 'e"
     for index, wanted in ("2", 0), ("4", 2):  # beyond the list
         code, _, err = run_element(index, "--out", out)
@@ -1357,7 +1358,7 @@ def test_holms_correction():
 
 
 def make_results(cells):
-    """Results of [(flags, token accuracies, a seed each)]; None: not finished."""
+    """Results of [(flags, token accuracy of each seed)]; None: not finished."""
     found, rows = [], []
     for flags, accuracies in cells:
         for seed, accuracy in enumerate(accuracies):
@@ -1409,8 +1410,8 @@ def test_contrasts_add_up_cells_and_pair_seeds():
     ]
 
 
-def test_what_a_preregistered_claim_says():
-    """The larger p counts; if PE is below one of the others, twice the smaller one does."""
+def test_outcomes_of_preregistered_claims():
+    """Two one-sided p: the larger supports a claim, twice the smaller opposite contradicts."""
 
     def last_row(*accuracies_with_pe):
         claims = []
@@ -1475,14 +1476,14 @@ def test_metrics_of_targets_and_positions_by_hand():
         close([metric(result) for metric in metrics], wanted, 1e-9)
 
 
-# -- report.py, RESULTS.md, README.md, the house
+# -- report.py, RESULTS.md, README.md
 def make_report(words):
     with mock.patch.object(plots, "CAN_DRAW", False):
         return ends(0, words, report)
 
 
 def train_two():
-    """-> the result file of PE, and what a report says then."""
+    """-> the result file of the trial with PE, the words of a report on both trials"""
     for pe in "none", "sin":
         ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
     (path,) = Path().rglob("gru-sin-*/seed0/result.json")
@@ -1543,7 +1544,7 @@ def test_the_results_page_is_that_of_the_committed_results():
 
 
 def readme_cells(results, **flags):
-    """Mean token accuracies of no PE, the control and PE, as README's table has them."""
+    """README's table cells: mean token accuracies of no PE, the control and PE."""
     cells = []
     for pe in WITH_CONSTANT:
         found = results.where(pe=pe, **flags)
@@ -1627,7 +1628,7 @@ def test_readmes_commands_are_accepted():
 
 # -- stability.py, held to the Jacobian of the model's own forward pass
 def run_layer(layer, x, z=None):
-    """-> the last output (D,), the state after x; z is the state before x."""
+    """-> the last output (D,), the state after x; z is the state before x"""
     if isinstance(layer, common.S4D):
         outputs, state = run_s4d(layer, x, 0 if z is None else torch.view_as_complex(z))
         return outputs[-1, 0], torch.view_as_real(state)
@@ -1986,7 +1987,7 @@ ON_GPU = {  # command: its ways on the GPU
 
 
 def measure_trial(case):
-    """{what: cross-entropy, or the last stability} of a trial."""
+    """{name: number} of a trial: its cross-entropy, its last stability by condition."""
     (command, where, way), out = case, tempfile.mkdtemp(dir=".")
     script, *words = shlex.split(command)
     usual = f"--scale smoke --iterations 300 --batch 64 --lr 0.01 {way}"  # words come after it
