@@ -164,7 +164,7 @@ def costs(content):
     needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
     if not needed <= content["configurations"].keys():
         return
-    times, every = times_of_sequences(content), {}
+    times, all_trials = times_of_sequences(content), {}
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
     for task_class in OF_THE_PAPER:
@@ -174,8 +174,8 @@ def costs(content):
                 trials = cli.trials_of_figure(task_class, args, given, name)
                 of_figure = {trial.folder: hours(trial.task, times) for trial in trials}
                 yield line_of(f"{task_class.script()} {name}", of_figure)
-                every |= of_figure
-    yield line_of("all, each trial once", every)
+                all_trials |= of_figure
+    yield line_of("all, each trial once", all_trials)
     yield from HOW.splitlines()
 
 
@@ -195,8 +195,8 @@ def main():
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
     content = machine.provenance(words, machine.Engine("fast"), device)
-    found = {name: measure(name, device, words) for name in args.only}
-    content |= {"repeats": REPEATS, "configurations": found}
+    measured = {name: measure(name, device, words) for name in args.only}
+    content |= {"repeats": REPEATS, "configurations": measured}
     if args.json:
         files.write_json(args.json, content)
     lines = list(table(content))

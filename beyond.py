@@ -49,23 +49,23 @@ class Mamba(nn.Module):
         super().__init__()
         channels, rank = 2 * hidden, math.ceil(hidden / 16)
         self.widths = rank, order, order
-        self.project = nn.Linear(inputs, 2 * channels, bias=False)
-        self.conv = nn.Conv1d(channels, channels, width, groups=channels)
-        self.choose = nn.Linear(channels, sum(self.widths), bias=False)
-        self.delta = nn.Linear(rank, channels)
+        self.in_proj = nn.Linear(inputs, 2 * channels, bias=False)
+        self.conv1d = nn.Conv1d(channels, channels, width, groups=channels)
+        self.x_proj = nn.Linear(channels, sum(self.widths), bias=False)
+        self.dt_proj = nn.Linear(rank, channels)
         delta = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.delta.bias = nn.Parameter(delta.expm1().log())  # the inverse of softplus
-        self.log_A = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
+        self.dt_proj.bias = nn.Parameter(delta.expm1().log())  # the inverse of softplus
+        self.A_log = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
         self.D = nn.Parameter(torch.ones(channels))
-        self.answer = nn.Linear(channels, hidden, bias=False)
+        self.out_proj = nn.Linear(channels, hidden, bias=False)
 
     def forward(self, x, steps):
         first, stop = span(steps, len(x))
-        u, gate = self.project(x[:stop]).chunk(2, -1)  # (T, B, D)
+        u, gate = self.in_proj(x[:stop]).chunk(2, -1)  # (T, B, D)
         u = F.silu(self.convolve(u))
-        delta, b, c = self.choose(u).to(u.dtype).split(self.widths, -1)
-        delta = F.softplus(self.delta(delta))  # (T, B, D)
-        A = (-self.log_A.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
+        delta, b, c = self.x_proj(u).to(u.dtype).split(self.widths, -1)
+        delta = F.softplus(self.dt_proj(delta))  # (T, B, D)
+        A = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
         each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
         h, outputs = torch.zeros_like(A), []
         for t, (d, added, write, read) in enumerate(each):  # (B, 1, D), ..., (B, N, 1)
@@ -74,13 +74,13 @@ class Mamba(nn.Module):
             if t >= first:
                 outputs.append((read * h).sum(1))
         y = (torch.stack(outputs) + self.D * u[first:]) * F.silu(gate[first:])  # (M, B, D)
-        return self.answer(y if isinstance(steps, slice) else select(y, steps))
+        return self.out_proj(y if isinstance(steps, slice) else select(y, steps))
 
     def convolve(self, u):
-        """As self.conv does, which is slow on a CPU."""
-        weight = self.conv.weight[:, 0].T  # (width, D)
+        """As self.conv1d does, which is slow on a CPU."""
+        weight = self.conv1d.weight[:, 0].T  # (width, D)
         padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
-        return self.conv.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))
+        return self.conv1d.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))
 
 
 class MambaStack(nn.Module):
@@ -88,12 +88,12 @@ class MambaStack(nn.Module):
 
     def __init__(self, inputs, hidden, blocks):
         super().__init__()
-        self.project = nn.Linear(inputs, hidden)
+        self.in_proj = nn.Linear(inputs, hidden)
         self.blocks = nn.ModuleList(Mamba(hidden, hidden) for _ in range(blocks))
         self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-5) for _ in range(blocks + 1))
 
     def forward(self, x, steps):
-        x = self.project(x)
+        x = self.in_proj(x)
         for norm, block in zip(self.norms, self.blocks):
             x = x + block(norm(x), slice(None))
         return self.norms[-1](select(x, steps))
@@ -184,10 +184,9 @@ Beyond.figures["fig2-more"] = Figure(
 )
 
 Beyond.figures["fig2-all"] = Figure(
-    "Reverse ordering, all nine seeds (post hoc)",
+    "Reverse ordering, all nine seeds",
     {"desk": cross_models(**AT_DESK, seed=range(5, 14))},
     summaries=OVER_K,
-    picture=False,
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length

@@ -78,11 +78,11 @@ def score(logits, target, weights):
 
     The logits (n, K) are overwritten by the gradient of the loss, softmax - one-hot.
     """
-    top, answer = logits.max(1, keepdim=True)
-    own = logits.gather(1, target)
+    top, predicted = logits.max(1, keepdim=True)
+    target_logit = logits.gather(1, target)
     total = logits.sub_(top).exp_().sum(1, keepdim=True)
-    loss = ((top - own + total.log()) * weights).sum()
-    accuracy = ((answer == target) * weights).sum()
+    loss = ((top - target_logit + total.log()) * weights).sum()
+    accuracy = ((predicted == target) * weights).sum()
     logits.mul_(weights / total)
     logits.scatter_(1, target, logits.gather(1, target) - weights)
     return loss, accuracy
@@ -179,8 +179,8 @@ def sinusoid(positions, size):
 class Encoding(nn.Module):
     """A vector for every time step, concatenated with the token's embedding or added.
 
-    Vectors have length `amplitude`, by default the encoding's own; steps in `unencoded`
-    get zeros. A subclass has make(positions, size), the table of these vectors.
+    Vectors have norm `amplitude`, by default the encoding's own; steps in `unencoded`
+    get zeros. A subclass defines make(positions, size), the table of these vectors.
     """
 
     drawn = True  # at random, so the table is kept with the weights
@@ -192,8 +192,8 @@ class Encoding(nn.Module):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
         self.inputs = size if combine == "add" else 2 * size  # of the layer
-        own = self.default_length(size)
-        self.scale = 1.0 if None in (amplitude, own) else amplitude / own
+        norm = self.default_norm(size)
+        self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
         table = self.make(positions, size)
         if isinstance(table, nn.Parameter):
             self.table = table
@@ -201,8 +201,8 @@ class Encoding(nn.Module):
             self.register_buffer("table", table, persistent=self.drawn)
 
     @staticmethod
-    def default_length(size):
-        """The length of the table's vectors; None: there is no table."""
+    def default_norm(size):
+        """The norm of the table's vectors; None: there is no table."""
         return 1.0
 
     def make(self, positions, size):
@@ -266,7 +266,7 @@ class Learned(Encoding):
     """A learned vector per step, initialised as nn.Embedding; `amplitude`: its initial norm."""
 
     @staticmethod
-    def default_length(size):
+    def default_norm(size):
         return math.sqrt(size)
 
     def make(self, positions, size):
@@ -310,7 +310,7 @@ class NoEncoding(Encoding):
     copies = 1
 
     @staticmethod
-    def default_length(size):
+    def default_norm(size):
         return None
 
     def make(self, positions, size):
@@ -534,14 +534,14 @@ def sequence_metrics(batch, predictions, losses):
     answered = np.ones(targets.shape, bool)
     if batch.weight is not None:
         answered = batch.weight.cpu().numpy() > 0
-    said = np.where(answered, predictions, -1)
-    wanted = np.where(answered, targets, -1)
-    right = said == wanted  # padding too
+    predicted = np.where(answered, predictions, -1)
+    target = np.where(answered, targets, -1)
+    correct = predicted == target  # padding too
     return {
-        "token_accuracy": float(right[answered].mean()),
-        "sequence_accuracy": float(right.all(1).mean()),
+        "token_accuracy": float(correct[answered].mean()),
+        "sequence_accuracy": float(correct.all(1).mean()),
         "cross_entropy": float(losses[answered].mean(dtype=np.float64)),
-        "damerau_levenshtein": float(damerau_levenshtein(said, wanted).mean()),
+        "damerau_levenshtein": float(damerau_levenshtein(predicted, target).mean()),
     }
 
 

@@ -79,13 +79,13 @@ class DualFrequency(Reverse):
         All Frequent and all Rare are the pattern of every position in two conditions.
         """
         patterns = self.patterns()
-        each = self.args.held_out // len(patterns)
-        shape = len(patterns), each, self.length
+        repeats = self.args.held_out // len(patterns)
+        shape = len(patterns), repeats, self.length
         test = torch.empty(shape, dtype=torch.int64, device=device)
         for number, pattern in enumerate(dict.fromkeys(patterns)):
             uses = [i for i, other in enumerate(patterns) if other == pattern]
-            rows = self.rows_of_pattern(number, pattern, each * len(uses), device)
-            test[uses] = rows.unflatten(0, (len(uses), each))
+            rows = self.rows_of_pattern(number, pattern, repeats * len(uses), device)
+            test[uses] = rows.unflatten(0, (len(uses), repeats))
         return test.flatten(0, 1)  # (N, L)
 
     def rows_of_pattern(self, number, pattern, count, device):
@@ -100,9 +100,10 @@ class DualFrequency(Reverse):
 
     def test_batch(self):
         inputs = self.with_commands(self.held_out.rows)
-        each = len(inputs) // (len(CONDITIONS) * self.length)
+        repeats = len(inputs) // (len(CONDITIONS) * self.length)
         position = torch.arange(self.length, device=inputs.device)
-        position = position.repeat_interleave(each).repeat(len(CONDITIONS))[:, None]  # (N, 1)
+        position = position.repeat_interleave(repeats).repeat(len(CONDITIONS))
+        position = position[:, None]  # (N, 1)
         answered = 2 * self.length - 1 - position  # the step at which that target is answered
         targets = inputs.gather(1, position)
         return Batch(inputs, targets, answered, commands=self.length)
@@ -140,14 +141,9 @@ def retrieval(*conditions):
     return measure
 
 
-def loss_among_rare(target):
-    """A metric: accuracy of these targets among Frequent disturbants minus among Rare ones."""
-
-    def measure(result):
-        accuracy = result.metrics["by_condition"]
-        return np.mean(accuracy[f"{target}/frequent"]) - np.mean(accuracy[f"{target}/rare"])
-
-    return measure
+def difference(first, second):
+    """A metric: the accuracy in one condition minus that in another."""
+    return lambda result: retrieval(first)(result) - retrieval(second)(result)
 
 
 def weakness_of_quarter(result):
@@ -172,8 +168,12 @@ OPTIONS = dict(
         "accuracy among Frequent disturbants": retrieval(*AMONG_FREQUENT),
         "accuracy, Frequent targets among Rare": retrieval("frequent/rare"),
         "accuracy, Rare targets among Rare": retrieval("rare/rare"),
-        "Frequent targets: loss to Rare disturbants": loss_among_rare("frequent"),
-        "Rare targets: loss to Rare disturbants": loss_among_rare("rare"),
+        "Frequent targets: Frequent - Rare disturbants": difference(
+            "frequent/frequent", "frequent/rare"
+        ),
+        "Rare targets: Frequent - Rare disturbants": difference("rare/frequent", "rare/rare"),
+        "Frequent - Rare targets, Frequent disturbants": difference(*AMONG_FREQUENT),
+        "Frequent - Rare targets, Rare disturbants": difference(*AMONG_RARE),
         "other positions - 1st quarter (LSTM), 2nd (S4D)": weakness_of_quarter,
     },
     curves=by_position,

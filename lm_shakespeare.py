@@ -63,7 +63,7 @@ class Shakespeare(Task):
     flags = (
         Flag("pe", "rotary", "encoding of the position", choices=ENCODINGS),
         Flag("tokenizer", "char", "what a token is", choices=TOKENIZERS),
-        Flag("layers", 6, "blocks of attention and network, L", int, least=1, below=100),
+        Flag("layers", 6, "blocks of attention and MLP, L", int, least=1, below=100),
         Flag("heads", 6, "attention heads of each block, H", int, least=1, below=1000),
         Flag("context", 256, "tokens that are read at once, T", int, least=2, below=20_000),
         Flag("width", 384, "size of a token's vector, D", int, least=1, below=20_000),
@@ -213,8 +213,9 @@ Shakespeare.figures["sizes"] = Figure(
 
 def nats(result):
     """The loss per character of the validation text, of words without spaces."""
-    of = result.metrics
-    return math.log(of["valid_perplexity"]) * of["valid_tokens"] / of["valid_characters"]
+    metrics = result.metrics
+    loss = math.log(metrics["valid_perplexity"])
+    return loss * metrics["valid_tokens"] / metrics["valid_characters"]
 
 
 def compare_tokenizers():
@@ -261,7 +262,7 @@ def pair_up(types, train, valid):
     return types, train, valid
 
 
-# -- The model: pre-norm blocks of causal attention and a ReLU network, weights N(0, 0.02) first
+# -- The model: pre-norm blocks of causal attention and a ReLU MLP, weights N(0, 0.02) first
 class Rotary(common.Sinusoid):
     """It turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by t / 10000^(2i/d)."""
 
@@ -294,17 +295,17 @@ class Attention(nn.Module):
     def __init__(self, width, heads, turn):
         super().__init__()
         self.heads, self.turn = heads, turn
-        self.read = nn.Linear(width, 3 * width, bias=False)
-        self.write = nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width)
 
     def queries_keys_values(self, x):
         """(B, T, D) -> three (B, heads, T, d)."""
-        q, k, v = self.read(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return self.turn(q), self.turn(k), v
 
     def forward(self, x):
         y = F.scaled_dot_product_attention(*self.queries_keys_values(x), is_causal=True)
-        return self.write(y.transpose(1, 2).flatten(2))
+        return self.proj(y.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -312,13 +313,13 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, turn)
         self.norm2 = nn.LayerNorm(width)
-        self.network = nn.Sequential(
+        self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
         )
 
     def forward(self, x):
         x = x + self.attention(self.norm1(x))
-        return x + self.network(self.norm2(x))
+        return x + self.mlp(self.norm2(x))
 
 
 class Transformer(nn.Module):

@@ -106,9 +106,9 @@ class WikiText(Task):
 
     @torch.no_grad()
     def perplexities(self, model, split, engine):
-        """The perplexity of a split's known targets, and that of all its targets."""
+        """The perplexity of a split's known targets, and of all its targets."""
         at_once = common.chunk_rows(model.readout.weight)
-        of_known, known_count, of_all = 0, 0, 0  # sums
+        known_loss, known_count, total_loss = 0, 0, 0
         by_length = np.argsort(split.counts, kind="stable")  # so that batches have few steps
         for start in range(0, len(by_length), self.batch):
             part = move(pack(split, by_length[start : start + self.batch]), self.device)
@@ -117,11 +117,12 @@ class WikiText(Task):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
             losses = torch.cat(losses).double()
             known = part.weight[0].double()
-            of_known += losses @ known
+            known_loss += losses @ known
             known_count += known.sum()
-            of_all += losses.sum()
+            total_loss += losses.sum()
         count = split.counts.sum()
-        return common.perplexity(of_known / known_count), common.perplexity(of_all / count)
+        of_known = common.perplexity(known_loss / known_count)
+        return of_known, common.perplexity(total_loss / count)
 
     def unigram_perplexity(self):
         """That of the test's known targets, by counts of the training tokens, each plus one."""
@@ -224,14 +225,14 @@ def pad_to_few_sizes(batch, most, vocab):
     added comes after a paragraph's end, or has an unknown target, and so changes no
     number. It is of many pieces: a GPU adds up the gradients of a single one slowly.
     """
-    paragraphs, found = int(batch.sizes[0]), len(batch.inputs)
+    paragraphs, pairs = int(batch.sizes[0]), len(batch.inputs)
     time = min(most, math.ceil(len(batch.sizes) / STEPS) * STEPS)
     sizes = F.pad(batch.sizes, (0, time - len(batch.sizes)))
-    there = (torch.arange(paragraphs) < sizes[:, None]).flatten()  # (T B,)
-    places = torch.cat([there.nonzero()[:, 0], (~there).nonzero()[:, 0]])
-    count = math.ceil(found * PARTS / len(places)) * len(places) // PARTS
-    inputs = (torch.arange(len(places)) % vocab).index_copy_(0, places[:found], batch.inputs)
-    targets = F.pad(batch.targets, (0, count - found), value=UNKNOWN)
+    real = (torch.arange(paragraphs) < sizes[:, None]).flatten()  # (T B,)
+    places = torch.cat([real.nonzero()[:, 0], (~real).nonzero()[:, 0]])
+    count = math.ceil(pairs * PARTS / len(places)) * len(places) // PARTS
+    inputs = (torch.arange(len(places)) % vocab).index_copy_(0, places[:pairs], batch.inputs)
+    targets = F.pad(batch.targets, (0, count - pairs), value=UNKNOWN)
     sizes = torch.full_like(sizes, paragraphs)
     return Batch(inputs, targets, places[:count], targets != UNKNOWN, sizes=sizes)
 
@@ -240,11 +241,11 @@ def move(batch, device):
     """The batch on a device; the host does not wait for the copies."""
     if device.type != "cuda":
         return batch
-    there = [
+    moved = [
         x.pin_memory().to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x
         for x in batch
     ]
-    return Batch(*there)._replace(sizes=batch.sizes)
+    return Batch(*moved)._replace(sizes=batch.sizes)
 
 
 def features(model, batch, engine):
@@ -272,8 +273,8 @@ def text_sha256(data):
 @functools.cache  # once for all trials of --all
 def digest(paths):
     """One SHA-256 of all these files: that of theirs, one after the other."""
-    each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
-    return hashlib.sha256("".join(each).encode()).hexdigest()
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def read_paragraphs(path):

@@ -29,10 +29,17 @@ def input_weights(layer):
     return layer.weight_ih_l0, layer.bias_ih_l0 + bias
 
 
-def powers(decay, turn, exponents):
-    """exp(exponent dt A), real and imaginary parts, (H, N/2, len(exponents)) each."""
-    size = (decay[..., None] * exponents).exp()
-    angle = turn[..., None] * exponents
+def multiply(a, b):
+    """The product of two complex numbers, each a pair of real and imaginary part."""
+    x, y = a
+    u, v = b
+    return x * u - y * v, x * v + y * u
+
+
+def exp_of(real, imag, exponents):
+    """exp(exponent (real + i imag)), a pair of (H, N/2, len(exponents))."""
+    size = (real[..., None] * exponents).exp()
+    angle = imag[..., None] * exponents
     return size * angle.cos(), size * angle.sin()
 
 
@@ -40,51 +47,48 @@ def kernel_tables(log_dt, C, log_A_real, A_imag, time):
     """S4D.kernel's two tables, in real numbers alone: torch.compile has no complex ones."""
     dt = log_dt.exp()[:, None]
     A_real = -log_A_real.exp()
-    decay, turn = A_real * dt, A_imag * dt
-
-    # C (exp(dt A) - 1) / A
-    x = decay.exp() * turn.cos() - 1
-    y = decay.exp() * turn.sin()
+    dtA = A_real * dt, A_imag * dt
+    # The weights C (exp(dt A) - 1) / A
+    size = dtA[0].exp()
+    grown = size * dtA[1].cos() - 1, size * dtA[1].sin()
     square = A_real * A_real + A_imag * A_imag
-    x, y = (x * A_real + y * A_imag) / square, (y * A_real - x * A_imag) / square
-    C_real, C_imag = C.unbind(-1)
-    w_real = C_real * x - C_imag * y
-    w_imag = C_real * y + C_imag * x
-
+    of_A = [x / square for x in multiply(grown, (A_real, -A_imag))]
+    weights = multiply(C.unbind(-1), of_A)
     # The kernel at l = S i + j: rows for i, columns for j
     stride = math.isqrt(time - 1) + 1
     i = torch.arange(-(-time // stride), device=dt.device)
     j = torch.arange(stride, device=dt.device)
-    x, y = powers(decay, turn, stride * i)
-    real = w_real[..., None] * x - w_imag[..., None] * y
-    minus_imag = -w_real[..., None] * y - w_imag[..., None] * x
-    columns = torch.cat(powers(decay, turn, j), 1)
-    return torch.cat([real, minus_imag], 1), columns
+    weights = [w[..., None] for w in weights]
+    real, imag = multiply(weights, exp_of(*dtA, stride * i))
+    rows = torch.cat([real, -imag], 1)
+    columns = torch.cat(exp_of(*dtA, j), 1)
+    return rows, columns
 
 
 def s4d_features(layer, table, by_step, tokens, steps, compiled):
     """S4D's (M, B, H). n steps read tokens; what is read later is the same in all rows."""
     start, stop = common.span(steps, len(by_step))
     n = len(tokens)
-    own = F.embedding(tokens, table) + by_step[:n, None]  # (n, B, H)
-    own = own.permute(2, 0, 1)  # (H, n, B)
+    u = F.embedding(tokens, table)
+    u = (u + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
     shared = by_step[n:].T  # (H, T - n)
     read = min(stop, n)
     alike = stop - read  # steps that read the same in all rows
 
-    parameters = layer.log_dt, layer.C, layer.log_A_real, layer.A_imag
-    tables = pointwise(kernel_tables, compiled)(*parameters, stop)
-    kernel = layer.kernel_of_tables(*tables, stop)
+    make_tables = pointwise(kernel_tables, compiled)
+    rows, columns = make_tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, stop)
+    kernel = layer.kernel_of_tables(rows, columns, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
     toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, read), last answer first
-    y = toeplitz.contiguous() @ own[:, :read].contiguous()
-    direct = own[:, start:stop]  # what the answered steps read, for D
+    y = toeplitz.contiguous() @ u[:, :read].contiguous()
+    direct = u[:, start:stop]  # what the answered steps read, for D
     if alike:
         toeplitz = response[:, read:].unfold(1, alike, 1).contiguous()
         y = y + toeplitz @ shared[:, :alike, None]
         repeated = shared[:, max(0, start - read) : alike, None]
-        direct = torch.cat([direct, repeated.expand(-1, -1, own.shape[2])], 1)
-    return layer.emit(y.flip(1) + layer.D[:, None, None] * direct, steps)
+        direct = torch.cat([direct, repeated.expand(-1, -1, u.shape[2])], 1)
+    y = y.flip(1) + layer.D[:, None, None] * direct
+    return layer.emit(y, steps)
 
 
 # -- The models
@@ -110,7 +114,8 @@ def input_products(model, embedded, time):
         return F.linear(embedded, columns), bias.expand(time, -1)
     # Where the vectors are added, both have all columns
     table = F.linear(embedded, weight[:, :E])
-    return table, F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
+    by_step = F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
+    return table, by_step
 
 
 def features(model, batch, compiled=False):
@@ -124,5 +129,6 @@ def features(model, batch, compiled=False):
         by_step = torch.cat([by_step[:-commands], by_step[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
         return s4d_features(layer, table, by_step, tokens, steps, compiled)
-    h = rnn_kernels.scan(layer, table, by_step, tokens.flatten(), [rows] * time, compiled)
+    sizes = [rows] * time
+    h = rnn_kernels.scan(layer, table, by_step, tokens.flatten(), sizes, compiled)
     return common.select(h.view(time, rows, -1), steps)

@@ -81,7 +81,8 @@ def compute_step_back(cell, before, columns, d_h, d_state, d_out, d_columns):
     d_state.copy_(d_before)
 
 
-# -- On a CPU: in place. The four gates are columns of `gates`, which hold their inputs at first
+# -- On a CPU: in place. `columns` are the four gates: at first they hold their inputs, then
+# their values, after the backward step the gradients of their inputs.
 # torch's tanh is slow on some CPUs: tanh(x) = 1 - 2 sigmoid(-2x). What is summed to x is
 # multiplied by -2 before the scan, which is exact.
 ZERO = torch.zeros(())
@@ -95,25 +96,27 @@ def lstm_step_in_place(gates, columns, before, state, h, u):
     gates.sigmoid_()
     i, f, s, o = columns
     torch.mul(f, before, out=state)
-    state.add_(i).addcmul_(i, s, value=-2)
+    state.add_(i).addcmul_(i, s, value=-2)  # c = f c_before + i g
     torch.mul(state, -2, out=u).sigmoid_()
-    torch.addcmul(o, o, u, value=-2, out=h)
+    torch.addcmul(o, o, u, value=-2, out=h)  # h = o tanh(c)
 
 
 def lstm_step_back_in_place(gates, columns, before, u, d_h, d_state, d_out, room, d_columns):
-    """Replace the gates by the gradients of their inputs, in warm memory. As tanh' = 4s(1 - s),
-    sigmoid_back has all of the slope but the 4."""
+    """Replace the gates by the gradients of their inputs, in warm memory.
+
+    tanh(x) = 1 - 2s has the slope 4s(1 - s): sigmoid_back is all of it but the 4.
+    """
     i, f, s, o = columns
     d_i, d_f, d_s, d_o = d_columns
     d_h.add_(d_out)
-    torch.mul(d_h, o, out=d_o)
+    torch.mul(d_h, o, out=d_o)  # of tanh(c)
     d_state.add_(sigmoid_back(d_o, u, grad_input=d_o), alpha=4)
-    torch.addcmul(d_state, d_state, s, value=-2, out=d_i)
+    torch.addcmul(d_state, d_state, s, value=-2, out=d_i)  # d_c g
     torch.mul(d_state, before, out=d_f)
-    torch.addcmul(ZERO, d_state, i, value=4, out=d_s)
-    torch.addcmul(d_h, d_h, u, value=-2, out=d_o)
-    d_state.mul_(f)
-    sigmoid_back(room, gates, grad_input=gates)
+    torch.addcmul(ZERO, d_state, i, value=4, out=d_s)  # d_c i, and the 4
+    torch.addcmul(d_h, d_h, u, value=-2, out=d_o)  # d_h tanh(c)
+    d_state.mul_(f)  # of c_before
+    sigmoid_back(room, gates, grad_input=gates)  # of all four sigmoids' inputs
 
 
 def gru_step_in_place(columns, before, state):
@@ -122,8 +125,8 @@ def gru_step_in_place(columns, before, state):
     r.sigmoid_()
     z.sigmoid_()
     n.addcmul_(r, q, value=-2).sigmoid_()
-    torch.add(ONE, n, alpha=-2, out=n)
-    torch.lerp(n, before, z, out=state)
+    torch.add(ONE, n, alpha=-2, out=n)  # n = tanh(x + r q)
+    torch.lerp(n, before, z, out=state)  # h = n + z (h_before - n)
 
 
 def gru_step_back_in_place(columns, before, d_h, d_state, d_out, d_columns):
@@ -132,16 +135,18 @@ def gru_step_back_in_place(columns, before, d_h, d_state, d_out, d_columns):
     _, d_r, d_z, d_n = d_columns
     d = d_h.add_(d_state).add_(d_out)
     torch.sub(before, n, out=d_z).mul_(d)
-    torch.mul(d, z, out=d_state)
-    torch.sub(d, d_state, out=d_n)
-    tanh_back(d_n, n, grad_input=n)
+    torch.mul(d, z, out=d_state)  # of h_before
+    torch.sub(d, d_state, out=d_n)  # d (1 - z)
+    tanh_back(d_n, n, grad_input=n)  # from here on n is its input's gradient
     torch.mul(n, q, out=d_r)
-    torch.mul(n, r, out=q)
+    torch.mul(n, r, out=q)  # and so is q
     sigmoid_back(d_r, r, grad_input=r)
     sigmoid_back(d_z, z, grad_input=z)
 
 
 class Cell(NamedTuple):
+    """What the scans need of an LSTM or a GRU."""
+
     gates: Callable
     compute: Callable
     step_in_place: Callable
@@ -224,10 +229,14 @@ class RecurrentScan(torch.autograd.Function):
             product_of = first_rows(table.new_zeros(sizes[0], G), sizes)
             step = partial(pointwise(compute_step, compiled), cell, table, bias)
             tokens_of = tokens.tensor_split(list(accumulate(sizes[:-1])))
-            views = dict(product=product_of, by_step=by_step, tokens=tokens_of)
-            views |= dict(h=h.split(sizes))
-        views |= dict(columns=columns_of(gates, sizes), before=state_before(state, sizes))
-        views |= dict(state=state.split(sizes))
+            views = dict(
+                product=product_of, by_step=by_step, tokens=tokens_of, h=h.split(sizes)
+            )
+        views |= dict(
+            columns=columns_of(gates, sizes),
+            before=state_before(state, sizes),
+            state=state.split(sizes),
+        )
         h_before_of = one_step_earlier(h, sizes)
         for t, of_step in enumerate(zip(*views.values())):
             if t:
@@ -253,15 +262,17 @@ class RecurrentScan(torch.autograd.Function):
             d_out=d_out.split(sizes),
         )
         if on_cpu(h):
-            step, d_gates, room = cell.step_back_in_place, gates, torch.empty_like(gates[:B])
-            views |= dict(d_columns=zip(*(first_rows(x, sizes) for x in room.chunk(4, 1))))
+            step, d_gates = cell.step_back_in_place, gates
+            room = torch.empty_like(gates[:B])  # for one step's gradients
+            views["d_columns"] = zip(*(first_rows(x, sizes) for x in room.chunk(4, 1)))
             if cell is LSTM:
-                views |= dict(gates=gates.split(sizes), u=u.split(sizes))
-                views |= dict(room=first_rows(room, sizes))
+                views["gates"] = gates.split(sizes)
+                views["u"] = u.split(sizes)
+                views["room"] = first_rows(room, sizes)
         else:
             d_gates = torch.empty_like(gates)  # a compiled step's arguments share no memory
             step = partial(pointwise(compute_step_back, compiled), cell)
-            views |= dict(d_columns=columns_of(d_gates, sizes))
+            views["d_columns"] = columns_of(d_gates, sizes)
         d_product_of = d_gates[:, :G].split(sizes)
         steps = [dict(zip(views, of_step)) for of_step in zip(*views.values())]
         for t in reversed(range(len(sizes))):
@@ -269,18 +280,23 @@ class RecurrentScan(torch.autograd.Function):
             if t:
                 torch.mm(d_product_of[t], low, out=d_h_of[t])
 
-        d_x = d_gates[:, -G:]  # the gradients of table[tokens] + by_step
-        if sizes[-1] == B:
-            h_before, d_by_step = h[:-B], d_x.unflatten(0, (-1, B)).sum(1)
-        else:
-            h_before = torch.cat(one_step_earlier(h, sizes))
-            d_by_step = torch.stack([d.sum(0) for d in d_x.split(sizes)])
-        # Faster than index_add_: on CUDA additions to the same rows would wait for one another
-        add_rows = torch.ops.aten.embedding_dense_backward
-        d_table = add_rows(d_x[: len(tokens)].to(state.dtype), tokens, table_rows, -1, False)
+        of_inputs = input_gradients(d_gates[:, -G:], tokens, sizes, table_rows, state.dtype)
+        h_before = h[:-B] if sizes[-1] == B else torch.cat(one_step_earlier(h, sizes))
         d_weight = (d_gates[B:, :G].T @ h_before).to(state.dtype)
         d_bias = None if cell is LSTM else d_gates[:, :H].sum(0).to(state.dtype)
-        return None, d_table, d_by_step, None, None, None, d_weight, d_bias
+        return None, *of_inputs, None, None, None, d_weight, d_bias
+
+
+def input_gradients(d_x, tokens, sizes, table_rows, dtype):
+    """The gradients of table and by_step, from that of table[tokens] + by_step."""
+    if sizes[-1] == sizes[0]:
+        d_by_step = d_x.unflatten(0, (-1, sizes[0])).sum(1)
+    else:
+        d_by_step = torch.stack([d.sum(0) for d in d_x.split(sizes)])
+    # Faster than index_add_: on CUDA additions to the same rows would wait for one another
+    add_rows = torch.ops.aten.embedding_dense_backward
+    d_table = add_rows(d_x[: len(tokens)].to(dtype), tokens, table_rows, -1, False)
+    return d_table, d_by_step
 
 
 def recurrence(layer):

@@ -76,7 +76,7 @@ class Task:
             held_out=1024,
             warmup=min(1000, args.iterations // 10),
             snapshot_every=0,
-            amplitude=common.ENCODINGS[args.pe].default_length(args.embed),
+            amplitude=common.ENCODINGS[args.pe].default_norm(args.embed),
         )
 
     def __init__(self, args, config, folder):
