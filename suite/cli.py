@@ -11,14 +11,13 @@ import contextlib
 import io
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import common
 from common import UsageError
-from suite import files, jobs, leave, listen, machine, training
+from suite import files, jobs, machine, stop, training
 from suite.figures import cross
 from suite.task import MOST, SCALES, Flag
 
@@ -150,19 +149,30 @@ class Parser(argparse.ArgumentParser):
         self.exit(files.BAD_FLAGS, f"{self.prog}: error: {' '.join(str(message).split())}\n")
 
 
-def argparse_type(flag):
-    """A conversion that says what would be right."""
-    number = {int: "a whole number", float: "a number"}.get(flag.type)
-    wanted = flag.wanted or f"{number} from {flag.least} to below {flag.below}"
-
-    def convert(text):
-        with contextlib.suppress(ValueError):
-            value = flag.type(text)
-            if not number or flag.least <= value < flag.below:
-                return value
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-
-    return convert
+def parse(task_class, argv):
+    """{flag: value} of those that are typed."""
+    parser = Parser(
+        task_class.script(),
+        description=sys.modules[task_class.__module__].__doc__,
+        epilog="\n".join(explain(task_class)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    settings = parser.add_argument_group("settings of a trial")
+    plumbing = parser.add_argument_group("how it is run (the result does not depend on it)")
+    settings.add_argument("--scale", choices=task_class.scales, help="set of defaults (paper)")
+    defaults = defaults_of(task_class)
+    for name, flag in flags_of(task_class).items():
+        if name not in task_class.without:
+            add_flag(settings if flag.affects_result else plumbing, flag, defaults[name])
+    figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
+    names = ", ".join(task_class.figures)
+    plumbing.add_argument(
+        "--list", help=f"print the command of each trial of {names}", **figure
+    )
+    plumbing.add_argument("--all", help="run all trials of a figure, then report.py", **figure)
+    return vars(parser.parse_args(argv))
 
 
 def flags_of(task_class):
@@ -176,52 +186,15 @@ def defaults_of(task_class):
     return defaults | task_class.scales["paper"]
 
 
-def parse(task_class, argv):
-    """-> (args, what was typed)"""
-    parser = Parser(
-        task_class.script(),
-        description=sys.modules[task_class.__module__].__doc__,
-        epilog="\n".join(explain(task_class)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    scale = parser.add_argument_group("size of model, data and training")
-    affects_result = parser.add_argument_group("settings of a trial")
-    plumbing = parser.add_argument_group("how it is run (the result does not depend on it)")
-    scale.add_argument("--scale", choices=task_class.scales, help="set of defaults (paper)")
-    defaults = defaults_of(task_class) | task_class.scales.get(find_scale(argv), {})
-    for name, flag in flags_of(task_class).items():
-        if name not in task_class.without:
-            add_flag(affects_result if flag.affects_result else plumbing, flag, defaults[name])
-    # const: the value where no figure is named
-    figure = dict(nargs="?", const=(), choices=task_class.figures, metavar="FIGURE")
-    names = ", ".join(task_class.figures)
-    plumbing.add_argument(
-        "--list", help=f"print the command of each trial of {names}", **figure
-    )
-    plumbing.add_argument("--all", help="run all trials of a figure, then report.py", **figure)
-    given = vars(parser.parse_args(argv))
-    defaults |= dict(scale="paper", list=None, all=None)
-    return argparse.Namespace(**(defaults | given)), given
-
-
-def find_scale(argv):
-    """What is typed after --scale, since the parser of all flags is made with its defaults."""
-    parser = Parser(add_help=False)
-    parser.add_argument("--scale", default="paper")
-    return parser.parse_known_args(argv)[0].scale
-
-
 def explain(task_class):
     """What the values of --scale and --pe mean."""
-    yield "scales, whose defaults --help --scale SCALE shows:"
-    for name in task_class.scales:
-        yield f"  {name:9} {SCALES.get(name, '')}"
+    for name, flags in task_class.scales.items():
+        yield f"--scale {name}: {SCALES.get(name, '')}"
+        if name != "paper":
+            yield f"    {shlex.join(as_words(flags))}"
     if "pe" not in {flag.name for flag in task_class.flags}:
-        yield "\nencodings:"
         for name, encoding in common.ENCODINGS.items():
-            yield f"  {name:9} {(encoding.__doc__ or '').partition(chr(10))[0]}"
+            yield f"--pe {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
 
 
 def add_flag(group, flag, default):
@@ -232,13 +205,28 @@ def add_flag(group, flag, default):
     group.add_argument(as_word(flag.name), help=flag.help + shown, **options)
 
 
+def argparse_type(flag):
+    """A conversion whose error says what would be right."""
+    number = {int: "a whole number", float: "a number"}.get(flag.type)
+    wanted = flag.wanted or f"{number} from {flag.least} to below {flag.below}"
+
+    def convert(text):
+        with contextlib.suppress(ValueError):
+            value = flag.type(text)
+            if not number or flag.least <= value < flag.below:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+
+    return convert
+
+
 def as_word(flag):
     return f"--{flag.replace('_', '-')}"
 
 
 def as_words(flags):
     """{flag: value} as the words of a command line. True is the flag without a value; None
-    is left out, so that the flag has its default."""
+    is left out: the flag has its default."""
     words = []
     for flag, value in flags.items():
         if isinstance(value, range):  # of seeds
@@ -253,30 +241,29 @@ def as_words(flags):
 # -- From flags to a trial
 def parse_task(task_class, argv):
     """The task of one trial, from its command line."""
-    return make_task(task_class, parse(task_class, argv)[0])
+    return make_task(task_class, parse(task_class, argv))
 
 
-def make_task(task_class, args, **row):
-    """The task of one trial, whose flags fit together; `row` overrides `args`."""
-    args = argparse.Namespace(**(vars(args) | row))
+def make_task(task_class, flags):
+    """The task of one trial; a flag that is None or missing has its default."""
+    paper = defaults_of(task_class)
+    scale = task_class.scales[flags.get("scale", "paper")]
+    args = argparse.Namespace(**paper | scale | flags)
     if isinstance(args.seed, range):
         raise UsageError("--seed takes a range with --list, --all and report.py alone")
-    defaults = defaults_of(task_class) | task_class.defaults(
-        args
-    )  # the paper's, and what follows
-    for flag, value in defaults.items():
-        if getattr(args, flag) is None:
-            setattr(args, flag, value)
-    names = [flag.name for flag in flags_of(task_class).values() if flag.affects_result]
-    if args.precision == "bf16":  # the others differ by rounding alone
-        names.append("precision")
-    config = {
-        name: getattr(args, name) for name in sorted(names) if name not in task_class.without
-    }
-    task = task_class(args, config, name_folder(task_class, args, config, defaults))
-    task.check()
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes what --evaluate needs")
+    defaults = paper | task_class.defaults(args)
+    for flag, default in defaults.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, default)
+    names = [name for name, flag in flags_of(task_class).items() if flag.affects_result]
+    if args.precision == "bf16":  # the others differ by rounding alone
+        names.append("precision")
+    names = sorted(set(names) - set(task_class.without))
+    config = {name: getattr(args, name) for name in names}
+    task = task_class(args, config, name_folder(task_class, args, config, defaults))
+    task.check()
     return task
 
 
@@ -287,53 +274,37 @@ def name_folder(task_class, args, config, defaults):
         if flag not in ("seed", *task_class.folder_words) and value != defaults[flag]:
             words.append(flag.replace("_", "-") + ("" if value is True else f"={value}"))
     folder = Path(args.out, task_class.name, "-".join(words), f"seed{args.seed}")
-    for path in reversed(folder.parents):
-        if len(os.fsencode(path.name)) > 255:
-            raise UsageError(f"too many or too long flags for a folder's name: {path.name}")
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"--out {args.out}: {path} is not a folder")
+    for path in folder.parents:
+        if len(path.name) > 255 or os.path.isfile(path):
+            raise UsageError(f"{path} is a file, or too long for the name of a folder")
     return folder
 
 
 # -- From a figure to its trials
-def trials_of_figure(task_class, args, given, figure):
-    """[jobs.Trial]: those of a figure, or of all figures if it is (); each folder once.
+def trials_of_figure(task_class, typed, figure):
+    """[jobs.Trial]: those of a figure, or of all figures if it is None; each
+    folder once.
 
     A typed flag selects the rows that have that value. Typed seeds replace the rows' own.
-    Other typed flags are added to every trial.
+    Other typed flags are added to every trial, and --index selects one.
     """
-    if figure and args.scale not in task_class.figures[figure].grids:
-        has = " and ".join(task_class.figures[figure].grids)
-        raise UsageError(f"{figure} has no {args.scale} scale; it has {has}")
-    trials = {}
+    scale, trials = typed.get("scale", "paper"), {}
     for name in [figure] if figure else task_class.figures:
-        for row in task_class.figures[name].grids.get(args.scale, []):
-            if any(given.get(k, v) != v for k, v in row.items() if k != "seed"):
+        for row in task_class.figures[name].grids.get(scale, []):
+            if any(typed.get(k, x) != x for k, x in row.items() if k != "seed"):
                 continue
-            row = row | {"seed": given.get("seed", row["seed"])}
-            for row_of_seed in cross(**row):
-                trial = make_trial(task_class, args, given, row_of_seed)
-                trials.setdefault(trial.folder, trial)
+            carried = {k: x for k, x in typed.items() if k not in NOT_CARRIED | row.keys()}
+            for flags in cross(**row | {"seed": typed.get("seed", row["seed"])}):
+                task, words = make_task(task_class, typed | flags), as_words(flags | carried)
+                trials.setdefault(task.folder, jobs.Trial(task, flags, words))
+    start, count = typed.get("index"), len(trials)
+    selected = slice(None) if start is None else slice(start, start + 1)
+    trials = list(trials.values())[selected]
     if not trials:
-        what = f"{figure or task_class.script()} at --scale {args.scale}"
-        raise UsageError(f"no trial of {what} has the flags given, or its grid is still empty")
-    return choose_trial(list(trials.values()), args)
-
-
-def make_trial(task_class, args, given, row):
-    carried = {k: v for k, v in given.items() if k not in NOT_CARRIED | row.keys()}
-    return jobs.Trial(make_task(task_class, args, **row), row, as_words(row | carried))
-
-
-def choose_trial(trials, args):
-    """That of --index alone."""
-    if args.index is None:
-        return trials
-    if args.index >= len(trials):
-        raise UsageError(
-            f"--index {args.index}: there are {len(trials)} trials, counted from 0"
-        )
-    return [trials[args.index]]
+        name = f"{task_class.script()} {figure or ''}"
+        have = f"{count} with these flags at --scale {scale} (--index counts from 0)"
+        raise UsageError(f"no trial: {name} has {have}")
+    return trials
 
 
 # -- A script's command line
@@ -343,60 +314,53 @@ def main(task_class):
 
 
 def dispatch(task_class, argv):
-    args, given = parse(task_class, argv)
-    figure = args.all if args.list is None else args.list
-    if figure is None:
-        if args.index is not None:
+    typed = parse(task_class, argv)
+    if not typed.keys() & {"list", "all"}:
+        if "index" in typed:
             raise UsageError("--index is for --all and --list")
-        task = make_task(task_class, args)
-        if why := too_large_here(task_class, args, given):
-            print(why)
-        return run_one(task, argv)
-    trials = trials_of_figure(task_class, args, given, figure)
-    if args.list is not None:
+        return run_one(make_task(task_class, typed))
+    trials = trials_of_figure(task_class, typed, typed.get("list", typed.get("all")))
+    first = trials[0]
+    if "list" in typed:
         for trial in trials:
             print(f"python {task_class.script()} {shlex.join(trial.words)}")
         return 0
-    if args.index is not None:
-        return run_one(trials[0].task, trials[0].words)
-    if why := too_large_here(task_class, args, given):
-        raise UsageError(f"{len(trials)} trials: {why}, or for this one add --device cpu")
-    return run_many(task_class, args, given, trials)
-
-
-def too_large_here(task_class, args, given):
-    """A line if the paper's training would run on a CPU, and nobody has asked for that."""
-    asked = "device" in given or "iterations" in given
-    if args.scale == "paper" and not asked and machine.choose_device(args).type == "cpu":
+    if "index" in typed:
+        sys.argv[1:] = first.words  # as if it had been typed: results record it
+        return run_one(first.task)
+    asked = typed.keys() & {"scale", "device", "iterations"}
+    if not asked and machine.choose_device(first.task.args).type == "cpu":
         smaller = " or ".join(name for name in task_class.scales if name != "paper")
-        time = "a CPU needs days or weeks for each trial"
-        return f"the paper's size is for a GPU, {time}; for a smaller one add --scale {smaller}"
+        raise UsageError(
+            f"a CPU needs days or weeks for each of {len(trials)} trials of the paper's size: "
+            f"add --scale {smaller}, or --device cpu for this one"
+        )
+    return run_many(task_class, typed, trials)
 
 
-def run_one(task, argv):
-    stop = Stop()
+def run_one(task):
     task.setup()
-    return task.run(argv, stop) if task.run else training.train(task, argv, stop)
+    return task.run() if task.run else training.train(task)
 
 
-def run_many(task_class, args, given, trials):
+def run_many(task_class, typed, trials):
     """All as processes, and then their report."""
-    stop = Stop()
-    for trial in trials:  # a missing text is said once, not by every trial
+    for trial in trials:  # a missing text is reported once, not by every trial
         trial.task.setup()
-    trials[0].task.build("cpu")  # so are flags that leave no data to train on
+    first = trials[0].task
+    first.build("cpu")  # so are flags that leave no data to train on
     gpus = []
-    if machine.choose_device(args).type == "cuda":
+    if machine.choose_device(first.args).type == "cuda":
         gpus = machine.gpus()
-    at_once = args.jobs or len(gpus) or machine.cores()
+    at_once = first.args.jobs or len(gpus) or machine.cores()
     script = sys.modules[task_class.__module__].__file__
-    with stop.between_iterations():
-        code = jobs.Jobs(script, trials, at_once, gpus).run(stop)
+    with stop.deferred():
+        code = jobs.Jobs(script, trials, at_once, gpus).run()
     if code != files.STOPPED:
         report = Path(__file__).parents[1] / "report.py"
-        figure = [args.all] if args.all else []
+        figure = [typed["all"]] if typed["all"] else []
         left_out = NOT_CARRIED | {"overwrite"}
-        words = as_words({k: v for k, v in given.items() if k not in left_out})
+        words = as_words({k: x for k, x in typed.items() if k not in left_out})
         subprocess.run(
             [sys.executable, report, script, *figure, *words, "--brief"], check=False
         )
@@ -404,76 +368,36 @@ def run_many(task_class, args, given, trials):
 
 
 # -- How a process ends
-class Stop:
-    """Hears signals, which suite/__init__.py did until now. Inside `between_iterations` the
-    first only sets `requested`; outside it raises KeyboardInterrupt. A second Ctrl-C exits at
-    once."""
-
-    def __init__(self):
-        self.requested = self.iterating = False
-        listen(self.hear)
-
-    def hear(self, number, frame):
-        # What waits for a stalled output goes on, and what is said from now on may be lost
-        set_blocking(False)
-        if self.requested:
-            if number == signal.SIGINT:
-                set_blocking(True)
-                os._exit(130)
-        else:
-            self.requested = True
-            if not self.iterating:
-                raise KeyboardInterrupt
-
-    @contextlib.contextmanager
-    def between_iterations(self):
-        self.iterating = True
-        yield
-        self.iterating = False
-        if self.requested:
-            raise KeyboardInterrupt
-
-
-class Output(io.FileIO):
+class Output(io.TextIOWrapper):
     """Writes at once, and drops what cannot be written: a closed terminal, a broken pipe or a
     full log must not end a trial before it has saved."""
 
-    def write(self, content):
+    def __init__(self, stream):
+        raw = io.FileIO(stream.fileno(), "w", closefd=False)
+        options = dict(encoding=stream.encoding, errors="backslashreplace")
+        super().__init__(raw, **options, write_through=True)
+
+    def write(self, text):
         with contextlib.suppress(OSError):
-            super().write(content)
-        return len(content)
+            super().write(text)
 
 
 def make_output(stream):
-    """The same stream with an Output below it, which has no buffer."""
+    """An Output to the same file."""
     if stream is None:  # it was closed
         return open(os.devnull, "w")
     try:
-        raw = Output(stream.fileno(), "w", closefd=False)
+        return Output(stream)
     except OSError:  # no file, but a notebook's stream
         return stream
-    options = dict(encoding=stream.encoding, errors="backslashreplace")
-    return io.TextIOWrapper(raw, **options, write_through=True)
-
-
-def set_blocking(blocking):
-    """Whether this process waits for a stopped terminal or a full pipe."""
-    for number in 1, 2:
-        with contextlib.suppress(OSError):  # it was closed
-            os.set_blocking(number, blocking)
 
 
 def exit_code(name, work):
     """The exit code of work(); what goes wrong is said in one line."""
     sys.stdout, sys.stderr = make_output(sys.stdout), make_output(sys.stderr)
+    stop.listen()
     try:
-        Stop()  # from here on a signal raises KeyboardInterrupt
         return work()
-    except KeyboardInterrupt:
-        command = "the same command"
-        if "--overwrite" in sys.argv:
-            command += " without --overwrite"
-        code, why = files.STOPPED, f"stopped; {command} continues"
     except UsageError as error:
         code, why = files.BAD_FLAGS, f"error: {error}"
     except files.End as error:
@@ -485,8 +409,5 @@ def exit_code(name, work):
             raise
         code = files.FAILED
         why = "out of memory: lower --batch, --hidden, --embed or --vocab"
-    finally:
-        listen(leave)
     print(f"{name}: {' '.join(str(why).split())}", file=sys.stderr if code else sys.stdout)
-    set_blocking(True)
     return code

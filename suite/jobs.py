@@ -1,4 +1,4 @@
-"""Many trials as processes: a few at a time, none of which outlives the one that started it."""
+"""Trials as parallel processes, none of which outlives the one that started it."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ import time
 from typing import NamedTuple
 
 from common import UsageError
-from suite import files, machine
+from suite import files, machine, stop
 from suite.files import FAILED, STOPPED, End
 from suite.progress import LiveLine, format_eta
 from suite.task import Task
@@ -32,22 +32,21 @@ class Trial(NamedTuple):
 
 
 class Jobs:
-    """The trials of a figure that are not finished, `at_once` at a time."""
+    """The trials of a figure that are not finished, `at_once` of them in parallel."""
 
     def __init__(self, script, trials, at_once, gpus):
         self.script, self.trials, self.at_once = script, trials, at_once
         self.waiting = [trial for trial in trials if not is_finished(trial.task)]
         self.before = len(trials) - len(self.waiting)
-        self.running, self.codes = {}, []  # {process: (its Trial, its gpu)}
+        self.running, self.codes = {}, []  # {process: (its Trial, its GPU)}
         self.progress = {}  # {folder: the last progress.json that was read}
-        # A gpu for every job at once, counted round; None: as this process sees them
+        # The GPU of each job, in turn; None: those that this process sees
         self.free = list(itertools.islice(itertools.cycle(gpus or [None]), at_once))
         self.line = LiveLine()
 
-    def run(self, stop):
+    def run(self):
         """Until all have ended or a signal comes -> the exit code."""
-        done = f"{self.before} of {len(self.trials)} done before"
-        print(f"{done}; {self.at_once} at a time")
+        print(f"{self.before} of {len(self.trials)} done before; {self.at_once} in parallel")
         try:
             while (self.running or self.waiting) and not stop.requested:
                 while self.waiting and self.free:
@@ -56,9 +55,9 @@ class Jobs:
                     if process.poll() is not None:
                         self.end(process)
                 if self.line.is_due():
-                    self.line.draw(self.say_progress())
+                    self.line.draw(self.format_progress())
                 time.sleep(0.05)
-        finally:  # whatever happens to this process, no other goes on without it
+        finally:  # whatever happens to this process, no job outlives it
             self.line.clear()
             for process in self.running:
                 process.terminate()
@@ -67,51 +66,68 @@ class Jobs:
         return max((code if code >= 0 else FAILED for code in self.codes), default=0)
 
     def begin(self, trial):
-        if not self.line.live:
-            print(f"begins: {shlex.join(trial.words)}")
+        """Start a trial's process, which writes to log.txt in the trial's folder."""
         try:
-            process = start(self.script, trial, self.at_once, self.free[0])
-        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            print(error)  # of this trial alone
+            trial.folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:  # a file: the other trials go on
+            print(error)
             self.codes.append(FAILED)
-        else:
-            self.running[process] = trial, self.free.pop(0)
+            return
+        gpu = self.free.pop(0)
+        threads = max(1, machine.cores() // self.at_once)
+        environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
+        environment["SUITE_PARENT"] = str(os.getpid())
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
+        with open(trial.folder / "log.txt", "a") as log:
+            process = subprocess.Popen(
+                [sys.executable, self.script, *trial.words],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # the terminal's signals are for this process alone
+            )
+        self.running[process] = trial, gpu
 
     def end(self, process):
         trial, gpu = self.running.pop(process)
         self.free.append(gpu)
         self.codes.append(process.returncode)
         self.line.clear()
-        if process.returncode or not self.line.live:
-            say_end(trial, process.returncode)
+        if process.returncode:
+            log = trial.folder / "log.txt"
+            print(f"exit code {process.returncode}: {log} ({shlex.join(trial.words)})")
         if not self.line.live:
-            print(self.say_progress())
+            print(self.format_progress())
 
-    def say_progress(self):
+    def format_progress(self):
         """How many are done, how long the others will take, how far each is."""
-        said = f"{self.before + self.codes.count(0)} of {len(self.trials)} done"
-        running, names = [trial for trial, _ in self.running.values()], []
-        for trial in running:
-            names.append(trial.task.describe())
-            path = trial.folder / "progress.json"
-            with contextlib.suppress(End), files.naming(path):  # it cannot be read just now
-                if found := files.read_json(path):
-                    found = {name: float(x) for name, x in found.items()}
-                    names[-1] += f" {found['share']:.0%}, accuracy {found['accuracy']:.2f}"
-                    self.progress[trial.folder] = found
-        if self.progress and running + self.waiting:
-            said += f", {format_eta(self.seconds_left(running + self.waiting))}"
-        if self.line.live and names:
-            said += f"  running: {'; '.join(names)}"
-        return said
+        text = f"{self.before + self.codes.count(0)} of {len(self.trials)} done"
+        running = [trial for trial, _ in self.running.values()]
+        names = [self.describe(trial) for trial in running]
+        unfinished = running + self.waiting
+        if self.progress and unfinished:
+            text += f", {format_eta(self.seconds_left(unfinished))}"
+        if self.line.live:
+            text += f"  running: {'; '.join(names)}"
+        return text
+
+    def describe(self, trial):
+        """The trial and how far it is."""
+        name = trial.task.describe()
+        with contextlib.suppress(End):  # a power cut may have damaged it
+            if found := files.read_json(trial.folder / "progress.json"):
+                self.progress[trial.folder] = found
+                name += f" {found['share']:.0%}, accuracy {found['accuracy']:.2f}"
+        return name
 
     def seconds_left(self, trials):
-        """A trial without progress is taken to last as long as the mean of those with."""
-        duration = statistics.mean(found["duration"] for found in self.progress.values())
-        new = dict(share=0, duration=duration)
+        """Those without progress are taken to last as long as the mean of the others."""
+        mean = statistics.mean(found["duration"] for found in self.progress.values())
+        new = dict(share=0, duration=mean)
         found = [self.progress.get(trial.folder, new) for trial in trials]
-        left = [(1 - x["share"]) * x["duration"] for x in found]
-        return max(*left, sum(left) / self.at_once)
+        left = sum((1 - x["share"]) * x["duration"] for x in found)
+        return left / min(self.at_once, len(trials))
 
 
 def is_finished(task):
@@ -120,34 +136,8 @@ def is_finished(task):
         return files.is_finished(task)
 
 
-def start(script, trial, at_once, gpu):
-    """A trial's process, which writes to log.txt in the trial's folder."""
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    threads = max(1, machine.cores() // at_once)
-    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
-    environment["SUITE_PARENT"] = str(os.getpid())
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
-    with open(trial.folder / "log.txt", "w" if trial.task.args.overwrite else "a") as log:
-        return subprocess.Popen(
-            [sys.executable, script, *trial.words],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # the terminal's signals are for this process alone
-        )
-
-
-def say_end(trial, code):
-    print(f"ends: {shlex.join(trial.words)}")
-    if code:  # the log's last line says why; its folder may have vanished
-        with contextlib.suppress(OSError):
-            lines = (trial.folder / "log.txt").read_text(errors="replace").splitlines()
-            print(f"  exit code {code}: {''.join(lines[-1:])}")
-
-
 def end_with_parent():
-    """In a job, on Linux: be told to save and end when the parent dies, be it by kill -9."""
+    """In a job, on Linux: save and end when the parent dies, even by kill -9."""
     parent, set_death_signal = os.environ.get("SUITE_PARENT"), 1  # of prctl
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)

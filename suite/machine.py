@@ -147,13 +147,12 @@ def is_dirty():
     changes = git("status", "--porcelain", "--untracked-files=no")
     if changes is None:
         return None
-    root = Path(git("rev-parse", "--show-toplevel")).resolve()
-    tracked = {root / file for file in git("ls-files", "-z", "--full-name", ":/").split("\0")}
+    root, installed = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
     modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
     imported = {Path(file).resolve() for file in modules if file}
-    own = {file for file in imported if file.is_relative_to(root)}
-    installed = {file for file in own if file.is_relative_to(Path(sys.prefix).resolve())}
-    return changes != "" or bool(own - installed - tracked)
+    own = [path for path in imported if path.is_relative_to(root)]
+    own = [path for path in own if not path.is_relative_to(installed)]
+    return changes != "" or git("ls-files", "--error-unmatch", *own) is None
 
 
 def device_name(device):
@@ -164,10 +163,10 @@ def device_name(device):
     return f"cpu: {rest.partition(chr(10))[0] or platform.machine()}"
 
 
-def provenance(argv, engine, device):
+def provenance(engine, device):
     """What is recorded of a process that trains or evaluates."""
     return {
-        "argv": argv,
+        "argv": sys.argv[1:],
         "commit": git("rev-parse", "HEAD"),
         "dirty": is_dirty(),
         "torch": str(torch.__version__),

@@ -52,12 +52,11 @@ class Task:
     flags = ()  # its own Flags
     without = ()  # names of shared flags that mean nothing here
     folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> word before its value
-    # True: one CUDA graph serves every batch, so training_batch(i) takes a tensor i, has
-    # fixed shapes and never makes the host wait. False: one graph per size of batch, and
-    # training_batch(i, few_sizes=True) gives tensors of few sizes.
+    # True: the CUDA graph of a step draws its batch, so training_batch(i) takes a tensor i
+    # and never makes the host wait. False: batches are an input, with a graph for each size
     one_graph = True
     file = "result.json"  # what a finished trial has
-    run = None  # a task that does not just train has run(self, argv, stop) -> exit code
+    run = None  # a task that does not just train has run(self) -> exit code
 
     def __init_subclass__(cls):
         cls.scales = {"paper": {}} | cls.scales
