@@ -38,10 +38,10 @@ def parse_bands(text):
 
 
 FLAGS = [
-    Flag("model", "lstm", "the layer", choices=common.LAYERS),
-    Flag("pe", "sin", "encoding of the time step", choices=common.ENCODINGS),
-    Flag("vocab", 16384, "vocabulary size, K", int, least=2, below=10_000_000),
-    Flag("length", 64, "input length, L", int, least=1, below=5000),
+    Flag("model", "lstm", "recurrent layer", choices=common.LAYERS),
+    Flag("pe", "sin", "positional encoding", choices=common.ENCODINGS),
+    Flag("vocab", 16384, "vocabulary size, K", least=2),
+    Flag("length", 64, "input length, L", least=1, below=5000),
     Flag(
         "seed",
         0,
@@ -49,26 +49,18 @@ FLAGS = [
         parse_seeds,
         wanted="one seed, or a range of at most 100, such as 0-4",
     ),
-    Flag("hidden", 512, "hidden size", int, least=1, below=20_000),
-    Flag(
-        "embed",
-        512,
-        "size of the token embedding, and of the positional encoding",
-        int,
-        least=1,
-        below=10_000,
-    ),
-    Flag("iterations", 300_000, "training iterations", int, least=1),
-    Flag("batch", 512, "batch size", int, least=1, below=1_000_000),
-    Flag("lr", 1e-3, "peak learning rate", float),
+    Flag("hidden", 512, "hidden size", least=1),
+    Flag("embed", 512, "size of the token embedding and of the positional encoding", least=1),
+    Flag("iterations", 300_000, "number of training iterations", least=1),
+    Flag("batch", 512, "batch size", least=1),
+    Flag("lr", 1e-3, "peak learning rate"),
     Flag("warmup", None, "warm-up iterations (1000, or a tenth of --iterations if less)", int),
     Flag(
         "held_out",
         None,
-        "held-out test sequences (1024; dual_frequency.py: 64 L)",
+        "number of held-out test sequences (1024; dual_frequency.py: 64 L)",
         int,
         least=1,
-        below=1_000_000,
     ),
     Flag(
         "combine",
@@ -79,7 +71,7 @@ FLAGS = [
     Flag(
         "encode",
         "both",
-        "time steps with the encoding: of the input, the output, or both",
+        "time steps with positional encoding: of the input, the output, or both",
         choices=("input", "output", "both"),
     ),
     Flag(
@@ -95,23 +87,23 @@ FLAGS = [
         parse_bands,
         wanted="LOW:HIGH with 0 <= LOW < HIGH <= 1",
     ),
-    Flag("beta1", 0.9, "Adam's beta1", float, below=1),
-    Flag("beta2", 0.999, "Adam's beta2; released code: 0.98", float, below=1),
-    Flag("eps", 1e-8, "Adam's epsilon; released code: 1e-9", float),
-    Flag("clip", 1.0, "clip norm of the gradient (0 disables)", float),
+    Flag("beta1", 0.9, "Adam's beta1", below=1),
+    Flag("beta2", 0.999, "Adam's beta2; released code: 0.98", below=1),
+    Flag("eps", 1e-8, "Adam's epsilon; released code: 1e-9"),
+    Flag("clip", 1.0, "gradient clipping norm (0 disables)"),
 ]
 PLUMBING = [
-    Flag("out", "runs", "folder of all trials"),
-    Flag("overwrite", False, "delete the trial's folder and start again", bool),
-    Flag("evaluate", False, "evaluate a finished trial again, from last.pt", bool),
-    Flag("save_every", 5000, "iterations between checkpoints", int, least=1),
+    Flag("out", "runs", "output folder of all trials"),
+    Flag("overwrite", False, "delete the trial's folder and start again"),
+    Flag("evaluate", False, "evaluate a finished trial again, from last.pt"),
+    Flag("save_every", 5000, "iterations between checkpoints", least=1),
     Flag(
         "snapshot_every",
         None,
         "iterations between snapshots of the weights (0 disables; dual_frequency.py: 5000)",
         int,
     ),
-    Flag("log_every", 100, "iterations per row of curve.csv", int, least=1),
+    Flag("log_every", 100, "iterations per row of curve.csv", least=1),
     Flag("device", "auto", "auto: cuda if available", choices=("auto", "cpu", "cuda")),
     Flag(
         "engine",
@@ -120,24 +112,22 @@ PLUMBING = [
         choices=("auto", "fast", "torch"),
     ),
     Flag(
-        "precision", None, "matmul precision on CUDA (tf32)", choices=("fp32", "tf32", "bf16")
+        "precision",
+        None,
+        "matmul precision on CUDA (tf32)",
+        str,
+        choices=("fp32", "tf32", "bf16"),
     ),
-    Flag("no_graph", False, "do not capture CUDA graphs (for debugging)", bool),
-    Flag("deterministic", False, "bitwise reproducible on CUDA, slower", bool),
+    Flag("no_graph", False, "do not capture CUDA graphs (for debugging)"),
+    Flag("deterministic", False, "bitwise reproducible on CUDA, slower"),
     Flag(
         "jobs",
         None,
         "number of trials that --all runs in parallel (one per core or GPU)",
         int,
         least=1,
-        below=1000,
     ),
-    Flag(
-        "index",
-        None,
-        "with --all or --list: only this trial, counted from 0 (for SLURM arrays)",
-        int,
-    ),
+    Flag("index", None, "only the n-th trial of --all or --list, from 0 (SLURM arrays)", int),
 ]
 PLUMBING = [flag._replace(affects_result=False) for flag in PLUMBING]
 NOT_CARRIED = {"list", "all", "jobs", "index"}  # what a trial's command leaves out
@@ -200,19 +190,20 @@ def explain(task_class):
 def add_flag(group, flag, default):
     shown = "" if default in (None, False) else f" ({default})"
     options = dict(action="store_true")
-    if flag.type is not bool:
+    if flag.default is not False:
         options = dict(type=argparse_type(flag), choices=flag.choices)
     group.add_argument(as_word(flag.name), help=flag.help + shown, **options)
 
 
 def argparse_type(flag):
     """A conversion whose error says what would be right."""
-    number = {int: "a whole number", float: "a number"}.get(flag.type)
+    kind = flag.type or type(flag.default)
+    number = {int: "a whole number", float: "a number"}.get(kind)
     wanted = flag.wanted or f"{number} from {flag.least} to below {flag.below}"
 
     def convert(text):
         with contextlib.suppress(ValueError):
-            value = flag.type(text)
+            value = kind(text)
             if not number or flag.least <= value < flag.below:
                 return value
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
@@ -272,7 +263,7 @@ def name_folder(task_class, args, config, defaults):
     words = [f"{before}{config[flag]}" for flag, before in task_class.folder_words.items()]
     for flag, value in config.items():
         if flag not in ("seed", *task_class.folder_words) and value != defaults[flag]:
-            words.append(flag.replace("_", "-") + ("" if value is True else f"={value}"))
+            words.append(f"{flag.replace('_', '-')}={value}")
     folder = Path(args.out, task_class.name, "-".join(words), f"seed{args.seed}")
     for path in folder.parents:
         if len(path.name) > 255 or os.path.isfile(path):
@@ -349,9 +340,7 @@ def run_many(task_class, typed, trials):
         trial.task.setup()
     first = trials[0].task
     first.build("cpu")  # so are flags that leave no data to train on
-    gpus = []
-    if machine.choose_device(first.args).type == "cuda":
-        gpus = machine.gpus()
+    gpus = machine.gpus() if machine.choose_device(first.args).type == "cuda" else []
     at_once = first.args.jobs or len(gpus) or machine.cores()
     script = sys.modules[task_class.__module__].__file__
     with stop.deferred():
@@ -359,8 +348,7 @@ def run_many(task_class, typed, trials):
     if code != files.STOPPED:
         report = Path(__file__).parents[1] / "report.py"
         figure = [typed["all"]] if typed["all"] else []
-        left_out = NOT_CARRIED | {"overwrite"}
-        words = as_words({k: x for k, x in typed.items() if k not in left_out})
+        words = as_words({k: x for k, x in typed.items() if k not in NOT_CARRIED})
         subprocess.run(
             [sys.executable, report, script, *figure, *words, "--brief"], check=False
         )

@@ -46,7 +46,7 @@ class Jobs:
 
     def run(self):
         """Until all have ended or a signal comes -> the exit code."""
-        print(f"{self.before} of {len(self.trials)} done before; {self.at_once} in parallel")
+        print(f"{len(self.waiting)} trials to run, {self.at_once} in parallel")
         try:
             while (self.running or self.waiting) and not stop.requested:
                 while self.waiting and self.free:
@@ -93,33 +93,22 @@ class Jobs:
         trial, gpu = self.running.pop(process)
         self.free.append(gpu)
         self.codes.append(process.returncode)
-        self.line.clear()
         if process.returncode:
+            self.line.clear()
             log = trial.folder / "log.txt"
             print(f"exit code {process.returncode}: {log} ({shlex.join(trial.words)})")
-        if not self.line.live:
-            print(self.format_progress())
 
     def format_progress(self):
-        """How many are done, how long the others will take, how far each is."""
-        text = f"{self.before + self.codes.count(0)} of {len(self.trials)} done"
+        """How many trials are done, and how long the others will take."""
+        text = f"{self.before + self.codes.count(0)} of {len(self.trials)} trials done"
         running = [trial for trial, _ in self.running.values()]
-        names = [self.describe(trial) for trial in running]
-        unfinished = running + self.waiting
-        if self.progress and unfinished:
-            text += f", {format_eta(self.seconds_left(unfinished))}"
-        if self.line.live:
-            text += f"  running: {'; '.join(names)}"
+        for trial in running:
+            with contextlib.suppress(End):  # a power cut may have damaged it
+                if found := files.read_json(trial.folder / "progress.json"):
+                    self.progress[trial.folder] = found
+        if self.progress and running:
+            text += f", {format_eta(self.seconds_left(running + self.waiting))}"
         return text
-
-    def describe(self, trial):
-        """The trial and how far it is."""
-        name = trial.task.describe()
-        with contextlib.suppress(End):  # a power cut may have damaged it
-            if found := files.read_json(trial.folder / "progress.json"):
-                self.progress[trial.folder] = found
-                name += f" {found['share']:.0%}, accuracy {found['accuracy']:.2f}"
-        return name
 
     def seconds_left(self, trials):
         """Those without progress are taken to last as long as the mean of the others."""

@@ -133,13 +133,13 @@ def peak_memory(device):
 
 
 def git(*words):
-    """What git prints of this folder; None where there is no git."""
-    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
+    """What git prints in this folder; None where there is no git."""
+    command = ["git", "--no-optional-locks", *words]
+    options = dict(cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True)
     try:
-        done = subprocess.run(command, capture_output=True, check=True)
+        return subprocess.check_output(command, **options).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return os.fsdecode(done.stdout).strip()
 
 
 def is_dirty():
@@ -148,10 +148,11 @@ def is_dirty():
     if changes is None:
         return None
     root, installed = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
-    modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
-    imported = {Path(file).resolve() for file in modules if file}
-    own = [path for path in imported if path.is_relative_to(root)]
-    own = [path for path in own if not path.is_relative_to(installed)]
+    own = []
+    for module in list(sys.modules.values()):
+        path = Path(getattr(module, "__file__", None) or "/").resolve()
+        if path.is_relative_to(root) and not path.is_relative_to(installed):
+            own.append(path)
     return changes != "" or git("ls-files", "--error-unmatch", *own) is None
 
 

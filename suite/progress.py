@@ -1,4 +1,4 @@
-"""Long work shows that it lives: on a terminal by one line, drawn anew each second."""
+"""Long work shows its progress."""
 
 import datetime
 import shutil
@@ -14,23 +14,25 @@ def format_eta(seconds):
 
 
 class LiveLine:
-    """The line that is drawn anew; where there is no terminal it is never due."""
+    """On a terminal one line, redrawn each second; elsewhere a line each minute."""
 
     def __init__(self):
         self.live = sys.stdout.isatty()
-        self.next = 0  # when it is due
+        self.due = 0
 
     def is_due(self):
-        return self.live and time.monotonic() >= self.next
+        return time.monotonic() >= self.due
 
     def draw(self, text):
-        self.next = time.monotonic() + 1
+        if not self.live:
+            self.due = time.monotonic() + 60
+            print(text)
+            return
+        self.due = time.monotonic() + 1
         width = shutil.get_terminal_size().columns - 1
-        print(f"\r{text[:width]:{width}}", end="")
+        print(f"\r{text[:width]:{width}}\r", end="")
 
     def clear(self):
-        """What is printed next begins a line of its own."""
+        """Make room for what is printed next."""
         if self.live:
             self.draw("")
-            print("\r", end="")
-            self.next = 0

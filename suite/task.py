@@ -10,7 +10,7 @@ import torch
 import common
 from suite import files
 
-MOST = 2**31 - 1  # larger numbers overflow
+MOST = 100_000_000  # larger ones might overflow
 SMOKE = dict(
     iterations=20,
     batch=8,
@@ -35,7 +35,7 @@ class Flag(NamedTuple):
     name: str
     default: object  # None may depend on other flags, see Task.defaults
     help: str
-    type: Callable = str  # int, float, str, bool, or a function of the text
+    type: Callable | None = None  # the default's, or a function of the text
     least: float = 0  # of int and float
     below: float = MOST
     choices: Iterable | None = None
@@ -94,11 +94,6 @@ class Task:
 
     def setup(self):
         """Find what a trial needs beside its flags, such as a text. Comes before all else."""
-
-    def describe(self):
-        """The trial in a few words."""
-        words = [f"{before}{self.config[flag]}" for flag, before in self.folder_words.items()]
-        return f"{self.name} {' '.join(words)} seed {self.seed}"
 
     # -- the model
 
@@ -214,7 +209,7 @@ class Task:
         answers, _ = self.predict(model, engine, batch)
         read = batch.inputs[:, : batch.inputs.shape[1] - batch.commands]
         rows = zip(read.tolist(), batch.targets.tolist(), answers.tolist())
-        return [{"read": r, "wanted": w, "answered": a} for r, w, a in rows]
+        return [dict(zip(("read", "wanted", "answered"), row)) for row in rows]
 
     def summarise(self, metrics, right):
         """What is kept of the metrics; `right`, (N, M): is each answer right?"""

@@ -74,26 +74,26 @@ class Training:
         """From the iteration after the checkpoint to the last one, or to a signal."""
         args, line = self.args, LiveLine()
         started = time.perf_counter() - self.seconds
-        for i in range(self.iteration + 1, args.iterations + 1):
-            self.rate.fill_(self.task.rate(i))
-            self.step(i)
-            self.iteration, self.seconds = i, time.perf_counter() - started
+        try:
+            for i in range(self.iteration + 1, args.iterations + 1):
+                self.rate.fill_(self.task.rate(i))
+                self.step(i)
+                self.iteration, self.seconds = i, time.perf_counter() - started
 
-            last = i == args.iterations
-            if line.is_due():
-                line.draw(self.format_progress())
-            if last or i % args.log_every == 0:
-                if not line.live:
-                    print(self.format_progress())
-                self.log()
-            if args.snapshot_every and (last or i % args.snapshot_every == 0):
-                self.save_snapshot()
-            ending = last or stop.requested
-            if ending or i % args.save_every == 0:
-                self.save()
-            if ending:
-                break
-        line.clear()
+                last = i == args.iterations
+                if line.is_due():
+                    line.draw(self.format_progress())
+                if last or i % args.log_every == 0:
+                    self.log()
+                if args.snapshot_every and (last or i % args.snapshot_every == 0):
+                    self.save_snapshot()
+                ending = last or stop.requested
+                if ending or i % args.save_every == 0:
+                    self.save()
+                if ending:
+                    break
+        finally:
+            line.clear()
         print(f"saved at iteration {self.iteration}")
 
     # -- a step
@@ -146,9 +146,7 @@ class Training:
             (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
-        size = f"{self.record['parameters']:,} parameters"
-        print(f"{self.folder}\n{size}, {self.record['device']}")
-        print(f"from iteration {self.iteration} on")
+        print(f"{self.folder}, from iteration {self.iteration} on")
         self.build_step()
 
     def load_checkpoint(self):
@@ -230,7 +228,7 @@ class Training:
         left = format_eta((iterations / i - 1) * self.seconds)
         means = f"accuracy {accuracy:.4f}  loss {loss:.4f}"
         speed = f"iteration {i}/{iterations}, {i / self.seconds:.3g}/s"
-        return f"{self.task.describe()}  {i / iterations:.0%}  {left}  {means}  {speed}"
+        return f"{i / iterations:.0%}  {left}  {means}  {speed}"
 
     def write_curve(self):
         lines = ["iteration,loss,accuracy,learning_rate,seconds"]
