@@ -964,6 +964,7 @@ def test_a_signal_saves_within_a_second_although_the_output_is_stalled():
             def training_batch(self, i):
                 if i == 25:
                     stall(stream)  # noqa: B023
+                    print("this waits")
                 return super().training_batch(i)
 
         with workplace():
@@ -975,7 +976,7 @@ def test_a_signal_saves_within_a_second_although_the_output_is_stalled():
             time.sleep(1)
             os.kill(child, signal.SIGKILL)  # nothing to one that has ended
             assert wait(child) == 75, stream
-            finish([30])
+            finish([25])
 
 
 def test_a_terminal_that_is_not_utf_8_trains():

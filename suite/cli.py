@@ -19,21 +19,23 @@ import common
 from common import UsageError
 from suite import files, jobs, machine, stop, training
 from suite.figures import cross
-from suite.task import MOST, SCALES, Flag
+from suite.task import SCALES, Flag
 
 
-def parse_seeds(text):
+def seeds(text):
+    """A seed, or a range of seeds."""
     first, dash, last = text.partition("-")
-    first, last = int(first), int(last) if dash else int(first)
-    if not 0 <= first <= last < min(MOST, first + 100):
-        raise ValueError
-    return range(first, last + 1) if dash else first
+    if not dash:
+        return int(text)
+    if not int(first) <= int(last) < int(first) + 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a range of 1 to 100, such as 0-4")
+    return range(int(first), int(last) + 1)
 
 
-def parse_bands(text):
+def bands(text):
     low, high = map(float, text.split(":"))
     if not 0 <= low < high <= 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text} is not LOW:HIGH with 0 <= LOW < HIGH <= 1")
     return f"{low:g}:{high:g}"  # alike for the same numbers: it names a folder
 
 
@@ -46,8 +48,7 @@ FLAGS = [
         "seed",
         0,
         "random seed (--list, --all and report.py also take a range)",
-        parse_seeds,
-        wanted="one seed, or a range of at most 100, such as 0-4",
+        seeds,
     ),
     Flag("hidden", 512, "hidden size", least=1),
     Flag("embed", 512, "size of the token embedding and of the positional encoding", least=1),
@@ -84,8 +85,7 @@ FLAGS = [
         "bands",
         "0:1",
         "fraction of the sinusoid's frequencies, from 0 (fastest) to 1",
-        parse_bands,
-        wanted="LOW:HIGH with 0 <= LOW < HIGH <= 1",
+        bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
     Flag("beta2", 0.999, "Adam's beta2; released code: 0.98", below=1),
@@ -191,24 +191,8 @@ def add_flag(group, flag, default):
     shown = "" if default in (None, False) else f" ({default})"
     options = dict(action="store_true")
     if flag.default is not False:
-        options = dict(type=argparse_type(flag), choices=flag.choices)
+        options = dict(type=flag.type or type(flag.default), choices=flag.choices)
     group.add_argument(as_word(flag.name), help=flag.help + shown, **options)
-
-
-def argparse_type(flag):
-    """A conversion whose error says what would be right."""
-    kind = flag.type or type(flag.default)
-    number = {int: "a whole number", float: "a number"}.get(kind)
-    wanted = flag.wanted or f"{number} from {flag.least} to below {flag.below}"
-
-    def convert(text):
-        with contextlib.suppress(ValueError):
-            value = kind(text)
-            if not number or flag.least <= value < flag.below:
-                return value
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-
-    return convert
 
 
 def as_word(flag):
@@ -248,7 +232,14 @@ def make_task(task_class, flags):
     for flag, default in defaults.items():
         if getattr(args, flag) is None:
             setattr(args, flag, default)
-    names = [name for name, flag in flags_of(task_class).items() if flag.affects_result]
+    names = []
+    for name, flag in flags_of(task_class).items():
+        value = getattr(args, name)
+        if isinstance(value, int | float) and not flag.least <= value < flag.below:
+            choose = f"choose from {flag.least} to below {flag.below}"
+            raise UsageError(f"{as_word(name)} {value}: {choose}")
+        if flag.affects_result:
+            names.append(name)
     if args.precision == "bf16":  # the others differ by rounding alone
         names.append("precision")
     names = sorted(set(names) - set(task_class.without))
@@ -288,19 +279,17 @@ def trials_of_figure(task_class, typed, figure):
             for flags in cross(**row | {"seed": typed.get("seed", row["seed"])}):
                 task, words = make_task(task_class, typed | flags), as_words(flags | carried)
                 trials.setdefault(task.folder, jobs.Trial(task, flags, words))
-    start, count = typed.get("index"), len(trials)
-    selected = slice(None) if start is None else slice(start, start + 1)
-    trials = list(trials.values())[selected]
+    trials = list(trials.values())
+    if "index" in typed:
+        trials = trials[typed["index"] :][:1]
     if not trials:
-        name = f"{task_class.script()} {figure or ''}"
-        have = f"{count} with these flags at --scale {scale} (--index counts from 0)"
-        raise UsageError(f"no trial: {name} has {have}")
+        what = f"{figure or task_class.script()} at --scale {scale} with these flags"
+        raise UsageError(f"no trial of {what}, or --index is above the last")
     return trials
 
 
 # -- A script's command line
 def main(task_class):
-    jobs.end_with_parent()
     return exit_code(task_class.script(), lambda: dispatch(task_class, sys.argv[1:]))
 
 

@@ -136,8 +136,8 @@ def fingerprints(config):
 
 def require_flags(theirs, ours):
     """Refuse a file that was edited, or copied from another trial."""
-    unknown = fingerprints(theirs).keys() - ours.keys()
-    names = sorted((theirs.keys() | ours.keys()) - unknown)
+    ours = fingerprints(theirs) | ours
+    names = sorted(theirs.keys() | ours.keys())
     differ = [name for name in names if theirs.get(name) != ours.get(name)]
     if differ:
         what = ", ".join(f"{k} {theirs.get(k)} there, {ours.get(k)} here" for k in differ)

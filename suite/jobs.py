@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 from common import UsageError
 from suite import files, machine, stop
-from suite.files import FAILED, STOPPED, End
+from suite.files import FAILED, End
 from suite.progress import LiveLine, format_eta
 from suite.task import Task
+
+libc = ctypes.CDLL(None)
 
 
 class Trial(NamedTuple):
@@ -35,9 +37,9 @@ class Jobs:
     """The trials of a figure that are not finished, `at_once` of them in parallel."""
 
     def __init__(self, script, trials, at_once, gpus):
-        self.script, self.trials, self.at_once = script, trials, at_once
+        self.script, self.at_once = script, at_once
         self.waiting = [trial for trial in trials if not is_finished(trial.task)]
-        self.before = len(trials) - len(self.waiting)
+        self.count = len(self.waiting)
         self.running, self.codes = {}, []  # {process: (its Trial, its GPU)}
         self.progress = {}  # {folder: the last progress.json that was read}
         # The GPU of each job, in turn; None: those that this process sees
@@ -46,7 +48,7 @@ class Jobs:
 
     def run(self):
         """Until all have ended or a signal comes -> the exit code."""
-        print(f"{len(self.waiting)} trials to run, {self.at_once} in parallel")
+        print(f"{self.count} trials to run, {self.at_once} in parallel")
         try:
             while (self.running or self.waiting) and not stop.requested:
                 while self.waiting and self.free:
@@ -76,7 +78,6 @@ class Jobs:
         gpu = self.free.pop(0)
         threads = max(1, machine.cores() // self.at_once)
         environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
-        environment["SUITE_PARENT"] = str(os.getpid())
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         with open(trial.folder / "log.txt", "a") as log:
@@ -85,6 +86,7 @@ class Jobs:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs Python
                 start_new_session=True,  # the terminal's signals are for this process alone
             )
         self.running[process] = trial, gpu
@@ -100,7 +102,7 @@ class Jobs:
 
     def format_progress(self):
         """How many trials are done, and how long the others will take."""
-        text = f"{self.before + self.codes.count(0)} of {len(self.trials)} trials done"
+        text = f"{self.codes.count(0)} of {self.count} trials done"
         running = [trial for trial, _ in self.running.values()]
         for trial in running:
             with contextlib.suppress(End):  # a power cut may have damaged it
@@ -127,8 +129,6 @@ def is_finished(task):
 
 def end_with_parent():
     """In a job, on Linux: save and end when the parent dies, even by kill -9."""
-    parent, set_death_signal = os.environ.get("SUITE_PARENT"), 1  # of prctl
-    if parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
-        if os.getppid() != int(parent):  # it has died already
-            raise SystemExit(STOPPED)
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG
+        libc.prctl(set_death_signal, signal.SIGTERM)

@@ -1,5 +1,6 @@
 """What a script provides: a subclass of `Task`. README.md has an example."""
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -35,12 +36,11 @@ class Flag(NamedTuple):
     name: str
     default: object  # None may depend on other flags, see Task.defaults
     help: str
-    type: Callable | None = None  # the default's, or a function of the text
+    type: Callable | None = None  # None: the default's
     least: float = 0  # of int and float
     below: float = MOST
     choices: Iterable | None = None
     affects_result: bool = True  # it changes the result, so it is a part of the folder's name
-    wanted: str = ""  # what would be right, where `type` is a function
 
 
 class Task:
@@ -190,10 +190,7 @@ class Task:
 
     def predict(self, model, engine, batch):
         """Answers and cross-entropies, (N, M) each."""
-
-        def features(part):
-            return self.features(model, part, engine)
-
+        features = functools.partial(self.features, model, engine=engine)
         return common.predict(features, model.readout, batch, self.batch)
 
     def evaluate(self, model, engine):
