@@ -1242,6 +1242,7 @@ REFUSED = {  # after --scale smoke
         "--bands 0.51:0.55",
         "--bands 0.5:0.5",
         "--pe counter --embed 3",
+        "--pe learned --embed -3",
         "--model mingru --engine fast",
         "--device cuda",
         "--all fig99",

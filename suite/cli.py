@@ -228,22 +228,19 @@ def make_task(task_class, flags):
         raise UsageError("--seed takes a range with --list, --all and report.py alone")
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes what --evaluate needs")
-    defaults = paper | task_class.defaults(args)
-    for flag, default in defaults.items():
-        if getattr(args, flag) is None:
-            setattr(args, flag, default)
-    names = []
+    names = {"precision"} if args.precision == "bf16" else set()  # others differ by rounding
     for name, flag in flags_of(task_class).items():
         value = getattr(args, name)
         if isinstance(value, int | float) and not flag.least <= value < flag.below:
             choose = f"choose from {flag.least} to below {flag.below}"
             raise UsageError(f"{as_word(name)} {value}: {choose}")
-        if flag.affects_result:
-            names.append(name)
-    if args.precision == "bf16":  # the others differ by rounding alone
-        names.append("precision")
-    names = sorted(set(names) - set(task_class.without))
-    config = {name: getattr(args, name) for name in names}
+        if flag.affects_result and name not in task_class.without:
+            names.add(name)
+    defaults = paper | task_class.defaults(args)
+    for name, default in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    config = {name: getattr(args, name) for name in sorted(names)}
     task = task_class(args, config, name_folder(task_class, args, config, defaults))
     task.check()
     return task
@@ -346,13 +343,8 @@ def run_many(task_class, typed, trials):
 
 # -- How a process ends
 class Output(io.TextIOWrapper):
-    """Writes at once, and drops what cannot be written: a closed terminal, a broken pipe or a
-    full log must not end a trial before it has saved."""
-
-    def __init__(self, stream):
-        raw = io.FileIO(stream.fileno(), "w", closefd=False)
-        options = dict(encoding=stream.encoding, errors="backslashreplace")
-        super().__init__(raw, **options, write_through=True)
+    """Drops what cannot be written: a closed terminal, a broken pipe or a full log must not
+    end a trial before it has saved."""
 
     def write(self, text):
         with contextlib.suppress(OSError):
@@ -360,13 +352,13 @@ class Output(io.TextIOWrapper):
 
 
 def make_output(stream):
-    """An Output to the same file."""
+    """An Output to the same file, without a buffer."""
     if stream is None:  # it was closed
         return open(os.devnull, "w")
-    try:
-        return Output(stream)
-    except OSError:  # no file, but a notebook's stream
-        return stream
+    with contextlib.suppress(OSError):  # no file, but a notebook's stream
+        raw = io.FileIO(stream.fileno(), "w", closefd=False)
+        return Output(raw, stream.encoding, "backslashreplace", write_through=True)
+    return stream
 
 
 def exit_code(name, work):

@@ -8,8 +8,6 @@ import time
 
 def format_eta(seconds):
     """How long it will still take."""
-    if seconds >= 2 * 86_400:
-        return f"about {seconds / 86_400:.0f} days left"
     return f"{datetime.timedelta(seconds=round(seconds))} left"
 
 

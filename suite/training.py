@@ -190,7 +190,9 @@ class Training:
             "rng_states": [generator.get_rng_state() for generator in self.generators],
             "processes": [*self.earlier, self.record | {"until": self.iteration}],
         }
-        self.write_curve()
+        rows = [["iteration,loss,accuracy,learning_rate,seconds"], *self.rows]
+        curve = "".join(f"{','.join(map(str, row))}\n" for row in rows)
+        files.write(self.folder / "curve.csv", curve.encode())
         files.save(self.folder / "last.pt", content, keep=self.folder / "previous.pt")
 
     def save_snapshot(self):
@@ -229,11 +231,6 @@ class Training:
         means = f"accuracy {accuracy:.4f}  loss {loss:.4f}"
         speed = f"iteration {i}/{iterations}, {i / self.seconds:.3g}/s"
         return f"{i / iterations:.0%}  {left}  {means}  {speed}"
-
-    def write_curve(self):
-        lines = ["iteration,loss,accuracy,learning_rate,seconds"]
-        lines += [",".join(map(str, row)) for row in self.rows]
-        files.write(self.folder / "curve.csv", "\n".join([*lines, ""]).encode())
 
     def finish(self):
         """Evaluate and write result.json; delete what only an unfinished trial needs."""
