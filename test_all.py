@@ -1225,7 +1225,6 @@ REFUSED = {  # after --scale smoke
         "--length 2147483646",
         "--held-out 2147483646",
         "--batch 2147483646",
-        "--seed 0-50000000 --list",
         "--jobs 2147483646 --all fig2",
         "--out file",
         "--out file/folder",
@@ -1281,16 +1280,6 @@ def test_bad_flags_are_refused_before_anything_is_created():
     assert "hidden=12345" in refuses(LONG_NAME), "the flags that it has are named"
     for words in "fig99", "--scale huge", "fig2 --lr x", "--scale smoke --vocab 123":
         refuses(f"'{HERE}/reverse.py' {words}", report)
-
-
-def test_the_papers_size_on_a_cpu_is_refused_unless_it_is_asked_for():
-    nothing = {name: lambda *_: 0 for name in ("run_one", "run_many")}
-    with mock.patch.multiple(cli, **nothing):
-        said = refuses("--all fig2 --model gru")
-        for words in "--device cpu", "--iterations 9", "--scale desk":
-            ends(0, f"--all fig2 --model gru {words}")
-        ends(0, "--model gru")  # a single trial starts
-    assert "40 trials" in said and "--scale desk or quick" in said and "--device cpu" in said
 
 
 def test_a_folder_of_other_flags_is_refused():
@@ -1472,7 +1461,7 @@ def test_defaults_and_grids_are_the_papers():
 
 def test_help_shows_scales_and_encodings():
     said = " ".join(ends(0, "--help").split())
-    assert "training iterations (300000)" in said and "--scale smoke: " in said
+    assert "training iterations (300000)" in said and "--scale smoke: --iterations 20" in said
     assert "--iterations 20" in said and "--pe constant: The control: one" in said
 
 

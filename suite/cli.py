@@ -19,17 +19,13 @@ import common
 from common import UsageError
 from suite import files, jobs, machine, stop, training
 from suite.figures import cross
-from suite.task import SCALES, Flag
+from suite.task import Flag
 
 
 def seeds(text):
-    """A seed, or a range of seeds."""
+    """A seed, or a range of seeds such as 0-4."""
     first, dash, last = text.partition("-")
-    if not dash:
-        return int(text)
-    if not int(first) <= int(last) < int(first) + 100:
-        raise argparse.ArgumentTypeError(f"{text} is not a range of 1 to 100, such as 0-4")
-    return range(int(first), int(last) + 1)
+    return range(int(first), int(last) + 1) if dash else int(text)
 
 
 def bands(text):
@@ -130,7 +126,6 @@ PLUMBING = [
     Flag("index", None, "only the n-th trial of --all or --list, from 0 (SLURM arrays)", int),
 ]
 PLUMBING = [flag._replace(affects_result=False) for flag in PLUMBING]
-NOT_CARRIED = {"list", "all", "jobs", "index"}  # what a trial's command leaves out
 
 
 # -- From words to flags, and back
@@ -179,9 +174,7 @@ def defaults_of(task_class):
 def explain(task_class):
     """What the values of --scale and --pe mean."""
     for name, flags in task_class.scales.items():
-        yield f"--scale {name}: {SCALES.get(name, '')}"
-        if name != "paper":
-            yield f"    {shlex.join(as_words(flags))}"
+        yield f"--scale {name}: {shlex.join(as_words(flags)) or 'the defaults above'}"
     if "pe" not in {flag.name for flag in task_class.flags}:
         for name, encoding in common.ENCODINGS.items():
             yield f"--pe {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
@@ -211,6 +204,11 @@ def as_words(flags):
         elif value is not None:
             words += [as_word(flag), str(value)]
     return words
+
+
+def carried(typed):
+    """The flags of a figure's command that are also those of its trials."""
+    return {k: x for k, x in typed.items() if k not in ("list", "all", "jobs", "index")}
 
 
 # -- From flags to a trial
@@ -272,9 +270,9 @@ def trials_of_figure(task_class, typed, figure):
         for row in task_class.figures[name].grids.get(scale, []):
             if any(typed.get(k, x) != x for k, x in row.items() if k != "seed"):
                 continue
-            carried = {k: x for k, x in typed.items() if k not in NOT_CARRIED | row.keys()}
             for flags in cross(**row | {"seed": typed.get("seed", row["seed"])}):
-                task, words = make_task(task_class, typed | flags), as_words(flags | carried)
+                task = make_task(task_class, typed | flags)
+                words = as_words(flags | carried(typed) | flags)  # those of the row first
                 trials.setdefault(task.folder, jobs.Trial(task, flags, words))
     trials = list(trials.values())
     if "index" in typed:
@@ -297,21 +295,13 @@ def dispatch(task_class, argv):
             raise UsageError("--index is for --all and --list")
         return run_one(make_task(task_class, typed))
     trials = trials_of_figure(task_class, typed, typed.get("list", typed.get("all")))
-    first = trials[0]
     if "list" in typed:
         for trial in trials:
             print(f"python {task_class.script()} {shlex.join(trial.words)}")
         return 0
     if "index" in typed:
-        sys.argv[1:] = first.words  # as if it had been typed: results record it
-        return run_one(first.task)
-    asked = typed.keys() & {"scale", "device", "iterations"}
-    if not asked and machine.choose_device(first.task.args).type == "cpu":
-        smaller = " or ".join(name for name in task_class.scales if name != "paper")
-        raise UsageError(
-            f"a CPU needs days or weeks for each of {len(trials)} trials of the paper's size: "
-            f"add --scale {smaller}, or --device cpu for this one"
-        )
+        sys.argv[1:] = trials[0].words  # as if it had been typed: results record it
+        return run_one(trials[0].task)
     return run_many(task_class, typed, trials)
 
 
@@ -326,18 +316,15 @@ def run_many(task_class, typed, trials):
         trial.task.setup()
     first = trials[0].task
     first.build("cpu")  # so are flags that leave no data to train on
-    gpus = machine.gpus() if machine.choose_device(first.args).type == "cuda" else []
-    at_once = first.args.jobs or len(gpus) or machine.cores()
+    gpus = machine.gpus_of_jobs(first.args)
     script = sys.modules[task_class.__module__].__file__
     with stop.deferred():
-        code = jobs.Jobs(script, trials, at_once, gpus).run()
+        code = jobs.Jobs(script, trials, first.args.jobs or len(gpus), gpus).run()
     if code != files.STOPPED:
         report = Path(__file__).parents[1] / "report.py"
         figure = [typed["all"]] if typed["all"] else []
-        words = as_words({k: x for k, x in typed.items() if k not in NOT_CARRIED})
-        subprocess.run(
-            [sys.executable, report, script, *figure, *words, "--brief"], check=False
-        )
+        words = [script, *figure, *as_words(carried(typed)), "--brief"]
+        subprocess.run([sys.executable, report, *words], check=False)
     return code
 
 

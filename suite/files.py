@@ -112,8 +112,7 @@ def lock(folder):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            why = f"{folder} is being run by another process"
-            raise End(RUNNING_ELSEWHERE, why) from None
+            raise End(RUNNING_ELSEWHERE, f"{folder}: another process runs this trial") from None
         LOCKS[folder] = file
         try:
             yield
@@ -123,8 +122,9 @@ def lock(folder):
 
 def clear(folder):
     """Results first: a delete cut short never looks like a finished trial."""
-    results, checkpoints = ["result.json", "stability.json"], ["previous.pt", "last.pt"]
-    for name in [*results, *checkpoints, "curve.csv", "config.json", "progress.json"]:
+    results, checkpoints = ("result.json", "stability.json"), ("previous.pt", "last.pt")
+    others = "curve.csv", "config.json", "progress.json"
+    for name in results + checkpoints + others:
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "snapshots", ignore_errors=True)
 

@@ -42,8 +42,7 @@ class Jobs:
         self.count = len(self.waiting)
         self.running, self.codes = {}, []  # {process: (its Trial, its GPU)}
         self.progress = {}  # {folder: the last progress.json that was read}
-        # The GPU of each job, in turn; None: those that this process sees
-        self.free = list(itertools.islice(itertools.cycle(gpus or [None]), at_once))
+        self.free = list(itertools.islice(itertools.cycle(gpus), at_once))  # each job's
         self.line = LiveLine()
 
     def run(self):
@@ -56,8 +55,7 @@ class Jobs:
                 for process in list(self.running):
                     if process.poll() is not None:
                         self.end(process)
-                if self.line.is_due():
-                    self.line.draw(self.format_progress())
+                self.line.update(self.format_progress)
                 time.sleep(0.05)
         finally:  # whatever happens to this process, no job outlives it
             self.line.clear()

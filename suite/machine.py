@@ -31,23 +31,22 @@ def cores():
     return os.cpu_count()  # macOS
 
 
-def gpus():
-    """The names of the gpus that this process sees, as CUDA_VISIBLE_DEVICES has them."""
+def choose_device(args):
+    cuda = args.device != "cpu" and torch.cuda.is_available()
+    if args.device == "cuda" and not cuda:
+        raise UsageError("--device cuda: PyTorch finds no CUDA device here (use --device cpu)")
+    if args.precision in ("tf32", "bf16") and not cuda:
+        raise UsageError(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def gpus_of_jobs(args):
+    """CUDA_VISIBLE_DEVICES of the jobs that fit here: one for each GPU, or None for each core."""
+    if choose_device(args).type == "cpu":
+        return [None] * cores()
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     return [str(n) for n in range(torch.cuda.device_count())]
-
-
-def choose_device(args):
-    found = torch.cuda.is_available()
-    if args.device == "cuda" and not found:
-        raise UsageError(
-            "--device cuda, but PyTorch finds no CUDA device here (use --device cpu)"
-        )
-    cuda = found and args.device != "cpu"
-    if not cuda and args.precision in ("tf32", "bf16"):
-        raise UsageError(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
-    return torch.device("cuda" if cuda else "cpu")
 
 
 class Engine(NamedTuple):

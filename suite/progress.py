@@ -15,18 +15,19 @@ class LiveLine:
     """On a terminal one line, redrawn each second; elsewhere a line each minute."""
 
     def __init__(self):
-        self.live = sys.stdout.isatty()
-        self.due = 0
+        self.live, self.due = sys.stdout.isatty(), 0
 
-    def is_due(self):
-        return time.monotonic() >= self.due
+    def update(self, format_text):
+        """Show format_text() when it is due."""
+        if time.monotonic() < self.due:
+            return
+        self.due = time.monotonic() + (1 if self.live else 60)
+        if self.live:
+            self.draw(format_text())
+        else:
+            print(format_text())
 
     def draw(self, text):
-        if not self.live:
-            self.due = time.monotonic() + 60
-            print(text)
-            return
-        self.due = time.monotonic() + 1
         width = shutil.get_terminal_size().columns - 1
         print(f"\r{text[:width]:{width}}\r", end="")
 

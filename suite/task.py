@@ -22,13 +22,6 @@ SMOKE = dict(
     device="cpu",
 )
 
-SCALES = {
-    "paper": "512 units, 300,000 iterations: for a GPU",
-    "desk": "128 or 64 units, minutes to an hour of a CPU core per trial: results/",
-    "quick": "minutes for a whole figure",
-    "smoke": "seconds, for tests",
-}
-
 
 class Flag(NamedTuple):
     """A flag of the command line: `min_length` is --min-length there."""

@@ -81,8 +81,7 @@ class Training:
                 self.iteration, self.seconds = i, time.perf_counter() - started
 
                 last = i == args.iterations
-                if line.is_due():
-                    line.draw(self.format_progress())
+                line.update(self.format_progress)
                 if last or i % args.log_every == 0:
                     self.log()
                 if args.snapshot_every and (last or i % args.snapshot_every == 0):
@@ -203,8 +202,8 @@ class Training:
     def require_finite(self):
         numbers = [*self.sums.values(), *self.model.parameters()]
         if not torch.stack([x.isfinite().all() for x in numbers]).all():
-            why = f"not finite at iteration {self.iteration}; the last checkpoint is kept"
-            raise End(NOT_FINITE, why)
+            why = "the last checkpoint is kept"
+            raise End(NOT_FINITE, f"not finite at iteration {self.iteration}; {why}")
 
     def log(self):
         """Add a row to curve.csv, the means since the last one; report progress to --all."""
@@ -212,8 +211,8 @@ class Training:
         loss, accuracy = self.means()
         for x in self.sums.values():
             x.zero_()
-        rate, seconds = self.task.rate(self.iteration), round(self.seconds, 3)
-        self.rows.append([self.iteration, loss, accuracy, rate, seconds])
+        rate = self.task.rate(self.iteration)
+        self.rows.append([self.iteration, loss, accuracy, rate, round(self.seconds, 3)])
         share = self.iteration / self.args.iterations
         progress = dict(share=share, accuracy=accuracy, duration=self.seconds / share)
         files.write_json(self.folder / "progress.json", progress, durable=False)
