@@ -1520,33 +1520,22 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_ends_all():
 def test_jobs_take_turns_on_the_gpus():
     trials, script = trials_of(Reverse, "fig2", "smoke")[:3], Path("script.py")
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
-    queue = jobs.Jobs(script, trials, 3, ["7", "5"])
     with contextlib.redirect_stdout(None):
-        for trial in trials:
-            queue.begin(trial)
-    for process in queue.running:
-        process.wait()
+        assert jobs.run(script, trials, 3, ["7", "5"]) == 0
     assert [(trial.folder / "log.txt").read_text() for trial in trials] == ["7\n", "5\n", "7\n"]
 
 
 def test_the_time_left_of_all_comes_from_each_trials_own_progress():
     trials = trials_of(Reverse, "fig2", "smoke", "--model", "lstm")  # four
-    queue = jobs.Jobs("reverse.py", trials, 2, [])
-    for number in range(2):
-        queue.running[number] = queue.waiting.pop(0), None
-    assert queue.format_progress() == "0 of 4 trials done"
+    progress = {}
+    assert jobs.format_left(trials, progress, 2) == ""
     # 100 s each; a trial without progress takes as long as the others. Two at a time
-    for (trial, _), share, left in zip(
-        queue.running.values(), (0.2, 0.6), ("0:03:10", "0:02:40")
-    ):
+    for trial, share, left in zip(trials, (0.2, 0.6), ("0:03:10", "0:02:40")):
         trial.folder.mkdir(parents=True)
         content = dict(share=share, accuracy=0.5, duration=100)
         (trial.folder / "progress.json").write_text(json.dumps(content))
-        assert queue.format_progress() == f"0 of 4 trials done, {left} left"
-    queue.running.clear()
-    queue.waiting = queue.waiting[:1]
-    queue.running[0] = queue.waiting.pop(), None
-    assert queue.format_progress() == "0 of 4 trials done, 0:01:40 left"
+        assert jobs.format_left(trials, progress, 2) == f", {left} left"
+    assert jobs.format_left(trials[3:], progress, 2) == ", 0:01:40 left"
 
 
 def test_a_trial_reports_its_progress_and_shows_its_metrics_in_order():

@@ -319,7 +319,7 @@ def run_many(task_class, typed, trials):
     gpus = machine.gpus_of_jobs(first.args)
     script = sys.modules[task_class.__module__].__file__
     with stop.deferred():
-        code = jobs.Jobs(script, trials, first.args.jobs or len(gpus), gpus).run()
+        code = jobs.run(script, trials, first.args.jobs or len(gpus), gpus)
     if code != files.STOPPED:
         report = Path(__file__).parents[1] / "report.py"
         figure = [typed["all"]] if typed["all"] else []

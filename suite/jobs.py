@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import itertools
 import os
-import shlex
 import signal
 import statistics
 import subprocess
@@ -33,90 +32,80 @@ class Trial(NamedTuple):
         return self.task.folder
 
 
-class Jobs:
-    """The trials of a figure that are not finished, `at_once` of them in parallel."""
+def run(script, trials, at_once, gpus):
+    """Run the trials that are not finished, until a signal comes -> the exit code."""
+    waiting = [trial for trial in trials if not is_finished(trial.task)]
+    free = list(itertools.islice(itertools.cycle(gpus), at_once))  # each job's GPU
+    count, codes, progress, line = len(waiting), [], {}, LiveLine()
+    running = {}  # {process: (its Trial, its GPU)}
 
-    def __init__(self, script, trials, at_once, gpus):
-        self.script, self.at_once = script, at_once
-        self.waiting = [trial for trial in trials if not is_finished(trial.task)]
-        self.count = len(self.waiting)
-        self.running, self.codes = {}, []  # {process: (its Trial, its GPU)}
-        self.progress = {}  # {folder: the last progress.json that was read}
-        self.free = list(itertools.islice(itertools.cycle(gpus), at_once))  # each job's
-        self.line = LiveLine()
+    def format_progress():
+        unfinished = [trial for trial, _ in running.values()] + waiting
+        left = format_left(unfinished, progress, at_once)
+        return f"{codes.count(0)} of {count} trials done{left}"
 
-    def run(self):
-        """Until all have ended or a signal comes -> the exit code."""
-        print(f"{self.count} trials to run, {self.at_once} in parallel")
-        try:
-            while (self.running or self.waiting) and not stop.requested:
-                while self.waiting and self.free:
-                    self.begin(self.waiting.pop(0))
-                for process in list(self.running):
-                    if process.poll() is not None:
-                        self.end(process)
-                self.line.update(self.format_progress)
-                time.sleep(0.05)
-        finally:  # whatever happens to this process, no job outlives it
-            self.line.clear()
-            for process in self.running:
-                process.terminate()
-            self.codes += [process.wait() for process in self.running]
-        # The largest: stopped, else running elsewhere, else what went wrong
-        return max((code if code >= 0 else FAILED for code in self.codes), default=0)
+    print(f"{count} trials to run, {at_once} in parallel")
+    try:
+        while (running or waiting) and not stop.requested:
+            while waiting and free:
+                trial, gpu = waiting.pop(0), free.pop(0)
+                try:
+                    running[start(script, trial, at_once, gpu)] = trial, gpu
+                except FileExistsError as error:  # no folder: the other trials go on
+                    print(error)
+                    codes.append(FAILED)
+                    free.append(gpu)
+            for process in [process for process in running if process.poll() is not None]:
+                trial, gpu = running.pop(process)
+                free.append(gpu)
+                codes.append(process.returncode)
+                if process.returncode:
+                    line.clear()
+                    print(f"exit code {process.returncode}: {trial.folder / 'log.txt'}")
+            line.update(format_progress)
+            time.sleep(0.05)
+    finally:  # whatever happens to this process, no job outlives it
+        line.clear()
+        for process in running:
+            process.terminate()
+        codes += [process.wait() for process in running]
+    # The largest: stopped, else running elsewhere, else what went wrong
+    return max((code if code >= 0 else FAILED for code in codes), default=0)
 
-    def begin(self, trial):
-        """Start a trial's process, which writes to log.txt in the trial's folder."""
-        try:
-            trial.folder.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:  # a file: the other trials go on
-            print(error)
-            self.codes.append(FAILED)
-            return
-        gpu = self.free.pop(0)
-        threads = max(1, machine.cores() // self.at_once)
-        environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
-        if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = gpu
-        with open(trial.folder / "log.txt", "a") as log:
-            process = subprocess.Popen(
-                [sys.executable, self.script, *trial.words],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs Python
-                start_new_session=True,  # the terminal's signals are for this process alone
-            )
-        self.running[process] = trial, gpu
 
-    def end(self, process):
-        trial, gpu = self.running.pop(process)
-        self.free.append(gpu)
-        self.codes.append(process.returncode)
-        if process.returncode:
-            self.line.clear()
-            log = trial.folder / "log.txt"
-            print(f"exit code {process.returncode}: {log} ({shlex.join(trial.words)})")
+def start(script, trial, at_once, gpu):
+    """A trial's process, which writes to log.txt in the trial's folder."""
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    environment = {"OMP_NUM_THREADS": str(max(1, machine.cores() // at_once))} | os.environ
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    with open(trial.folder / "log.txt", "a") as log:
+        return subprocess.Popen(
+            [sys.executable, script, *trial.words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs Python
+            start_new_session=True,  # the terminal's signals are for this process alone
+        )
 
-    def format_progress(self):
-        """How many trials are done, and how long the others will take."""
-        text = f"{self.codes.count(0)} of {self.count} trials done"
-        running = [trial for trial, _ in self.running.values()]
-        for trial in running:
-            with contextlib.suppress(End):  # a power cut may have damaged it
-                if found := files.read_json(trial.folder / "progress.json"):
-                    self.progress[trial.folder] = found
-        if self.progress and running:
-            text += f", {format_eta(self.seconds_left(running + self.waiting))}"
-        return text
 
-    def seconds_left(self, trials):
-        """Those without progress are taken to last as long as the mean of the others."""
-        mean = statistics.mean(found["duration"] for found in self.progress.values())
-        new = dict(share=0, duration=mean)
-        found = [self.progress.get(trial.folder, new) for trial in trials]
-        left = sum((1 - x["share"]) * x["duration"] for x in found)
-        return left / min(self.at_once, len(trials))
+def format_left(trials, progress, at_once):
+    """The time that these trials take; `progress` keeps what their progress.json said.
+
+    Trials without progress are taken to last as long as the mean of the others.
+    """
+    for trial in trials:
+        with contextlib.suppress(End):  # a power cut may have damaged it
+            if found := files.read_json(trial.folder / "progress.json"):
+                progress[trial.folder] = found
+    if not progress or not trials:
+        return ""
+    mean = statistics.mean(found["duration"] for found in progress.values())
+    new = dict(share=0, duration=mean)
+    found = [progress.get(trial.folder, new) for trial in trials]
+    left = sum((1 - x["share"]) * x["duration"] for x in found)
+    return f", {format_eta(left / min(at_once, len(trials)))}"
 
 
 def is_finished(task):

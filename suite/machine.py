@@ -41,7 +41,7 @@ def choose_device(args):
 
 
 def gpus_of_jobs(args):
-    """CUDA_VISIBLE_DEVICES of the jobs that fit here: one for each GPU, or None for each core."""
+    """CUDA_VISIBLE_DEVICES of as many jobs as fit: one per GPU, or None per CPU core."""
     if choose_device(args).type == "cpu":
         return [None] * cores()
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
