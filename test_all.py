@@ -1520,7 +1520,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_ends_all():
 def test_jobs_take_turns_on_the_gpus():
     trials, script = trials_of(Reverse, "fig2", "smoke")[:3], Path("script.py")
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
-    with contextlib.redirect_stdout(None):
+    with contextlib.redirect_stdout(io.StringIO()):
         assert jobs.run(script, trials, 3, ["7", "5"]) == 0
     assert [(trial.folder / "log.txt").read_text() for trial in trials] == ["7\n", "5\n", "7\n"]
 

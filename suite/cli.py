@@ -151,12 +151,9 @@ def parse(task_class, argv):
     for name, flag in flags_of(task_class).items():
         if name not in task_class.without:
             add_flag(settings if flag.affects_result else plumbing, flag, defaults[name])
-    figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
-    names = ", ".join(task_class.figures)
-    plumbing.add_argument(
-        "--list", help=f"print the command of each trial of {names}", **figure
-    )
-    plumbing.add_argument("--all", help="run all trials of a figure, then report.py", **figure)
+    figure = dict(nargs="?", choices=task_class.figures)
+    plumbing.add_argument("--list", help="print the command of each trial", **figure)
+    plumbing.add_argument("--all", help="run all trials, then report.py", **figure)
     return vars(parser.parse_args(argv))
 
 
@@ -285,11 +282,11 @@ def trials_of_figure(task_class, typed, figure):
 
 # -- A script's command line
 def main(task_class):
-    return exit_code(task_class.script(), lambda: dispatch(task_class, sys.argv[1:]))
+    return exit_code(task_class.script(), lambda: dispatch(task_class))
 
 
-def dispatch(task_class, argv):
-    typed = parse(task_class, argv)
+def dispatch(task_class):
+    typed = parse(task_class, sys.argv[1:])
     if not typed.keys() & {"list", "all"}:
         if "index" in typed:
             raise UsageError("--index is for --all and --list")

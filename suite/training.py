@@ -97,37 +97,32 @@ class Training:
 
     # -- a step
 
+    def features(self, model, batch):
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.engine.precision == "bf16"
+        ):
+            return self.task.features(model, batch, self.engine)
+
     def train_step(self, batch):
         """One training step, which may become a CUDA graph: the host never waits in it."""
-        bf16 = self.engine.precision == "bf16"
-
-        def features(model, batch):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-                return self.task.features(model, batch, self.engine)
-
         loss, accuracy = common.train_step(
-            self.model, features, batch, self.optimizer, self.args.clip, self.engine.score
+            self.model, self.features, batch, self.optimizer, self.args.clip, self.engine.score
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
 
     def build_step(self):
         """Set step(i), which runs iteration i: directly or as CUDA graphs."""
-        batch, one_graph = self.task.training_batch, self.task.one_graph
-        if not self.engine.graph:
-            self.step = lambda i: self.train_step(batch(i))
-        elif one_graph:
+        draw, step = self.task.training_batch, self.train_step
+        if self.engine.graph and self.task.one_graph:
             if self.engine.compiled:  # a hundred small kernels become a handful
-                batch = torch.compile(batch, dynamic=False)
-
-            def step(inputs):
-                self.train_step(batch(*inputs))
-
-            replay = graphs.replayed(step, self.tensors)
+                draw = torch.compile(draw, dynamic=False)
+            replay = graphs.replayed(lambda inputs: step(draw(*inputs)), self.tensors)
             self.step = lambda i: replay([torch.full((), i, device=self.device)])
-        else:
-            replay = graphs.replayed(self.train_step, self.tensors)
-            self.step = lambda i: replay(batch(i))
+            return
+        if self.engine.graph:
+            step = graphs.replayed(step, self.tensors)
+        self.step = lambda i: step(draw(i))
 
     def tensors(self):
         """What a training step changes."""
