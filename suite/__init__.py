@@ -37,8 +37,10 @@ class Stop:
     def deferred(self):
         """To the end of this block, which looks at `requested` and saves its work."""
         self.is_deferred = True
-        yield
-        self.is_deferred = False
+        try:
+            yield
+        finally:
+            self.is_deferred = False
         if self.requested:
             leave(75)
 

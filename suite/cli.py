@@ -1,9 +1,10 @@
-"""What a command line does: one trial, or many as processes, or a list of them.
+"""The command line: run one trial, run all trials of a figure in parallel, or list them.
 
     raise SystemExit(cli.main(Reverse))  # at the end of a script
 
-A flag's value is that of the figure's row, else what is typed, else the scale's, else the
-paper's. `task_class` is a script's class, a subclass of Task; `task` is an instance, one trial.
+A flag has the value of the figure's row, else the typed one, else the scale's, else the
+paper's. `task_class` is a script's subclass of Task; `task` is an instance, one trial; `typed`
+holds the typed flags.
 """
 
 import argparse
@@ -91,7 +92,7 @@ FLAGS = [
 PLUMBING = [
     Flag("out", "runs", "output folder of all trials"),
     Flag("overwrite", False, "delete the trial's folder and start again"),
-    Flag("evaluate", False, "evaluate a finished trial again, from last.pt"),
+    Flag("evaluate", False, "recompute result.json of a finished trial from last.pt"),
     Flag("save_every", 5000, "iterations between checkpoints", least=1),
     Flag(
         "snapshot_every",
@@ -100,11 +101,11 @@ PLUMBING = [
         int,
     ),
     Flag("log_every", 100, "iterations per row of curve.csv", least=1),
-    Flag("device", "auto", "auto: cuda if available", choices=("auto", "cpu", "cuda")),
+    Flag("device", "auto", "device (auto: cuda if available)", choices=("auto", "cpu", "cuda")),
     Flag(
         "engine",
         "auto",
-        "fast: hand-written; torch: torch.nn; equal up to rounding",
+        "fast: hand-written kernels; torch: torch.nn; equal up to rounding",
         choices=("auto", "fast", "torch"),
     ),
     Flag(
@@ -135,7 +136,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(task_class, argv):
-    """{flag: value} of those that are typed."""
+    """{flag: value} of the typed flags."""
     parser = Parser(
         task_class.script(),
         description=sys.modules[task_class.__module__].__doc__,
@@ -144,8 +145,8 @@ def parse(task_class, argv):
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    settings = parser.add_argument_group("settings of a trial")
-    plumbing = parser.add_argument_group("how it is run (the result does not depend on it)")
+    settings = parser.add_argument_group("experiment")
+    plumbing = parser.add_argument_group("execution (does not affect the result)")
     settings.add_argument("--scale", choices=task_class.scales, help="set of defaults (paper)")
     defaults = defaults_of(task_class)
     for name, flag in flags_of(task_class).items():
@@ -256,11 +257,10 @@ def name_folder(task_class, args, config, defaults):
 
 # -- From a figure to its trials
 def trials_of_figure(task_class, typed, figure):
-    """[jobs.Trial]: those of a figure, or of all figures if it is None; each
-    folder once.
+    """[jobs.Trial] of a figure, or of all figures if it is None; each folder once.
 
-    A typed flag selects the rows that have that value. Typed seeds replace the rows' own.
-    Other typed flags are added to every trial, and --index selects one.
+    A typed flag selects the rows with that value. Typed seeds replace the rows' seeds.
+    Other typed flags are added to every trial, and --index selects one trial.
     """
     scale, trials = typed.get("scale", "paper"), {}
     for name in [figure] if figure else task_class.figures:
@@ -308,7 +308,7 @@ def run_one(task):
 
 
 def run_many(task_class, typed, trials):
-    """All as processes, and then their report."""
+    """Run all trials in parallel processes, then report.py."""
     for trial in trials:  # a missing text is reported once, not by every trial
         trial.task.setup()
     first = trials[0].task

@@ -180,4 +180,4 @@ def show_example(read, wanted, answered):
     """The first ten integers of each; a wrong answer is marked by a star."""
     marked = [x if x == target else f"{x}*" for x, target in zip(answered, wanted)]
     for name, row in dict(read=read, wanted=wanted, answered=marked).items():
-        print(f"{name:9}{''.join(f'{x:<7}' for x in row[:10])}")
+        print(f"{name:8}", *[f"{x:<6}" for x in row[:10]])

@@ -65,9 +65,6 @@ class Engine(NamedTuple):
             return fast.features(model, batch, self.compiled)
         return model.features(batch)
 
-    def score(self, *inputs):
-        return graphs.pointwise(common.score, self.compiled)(*inputs)
-
 
 @functools.cache
 def onednn_is_exact():

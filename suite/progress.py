@@ -19,19 +19,18 @@ class LiveLine:
 
     def update(self, format_text):
         """Show format_text() when it is due."""
-        if time.monotonic() < self.due:
-            return
-        self.due = time.monotonic() + (1 if self.live else 60)
-        if self.live:
-            self.draw(format_text())
-        else:
-            print(format_text())
+        if time.monotonic() >= self.due:
+            self.due = time.monotonic() + (1 if self.live else 60)
+            self.show(format_text())
 
-    def draw(self, text):
+    def show(self, text):
+        if not self.live:
+            print(text)
+            return
         width = shutil.get_terminal_size().columns - 1
         print(f"\r{text[:width]:{width}}\r", end="")
 
     def clear(self):
         """Make room for what is printed next."""
         if self.live:
-            self.draw("")
+            self.show("")

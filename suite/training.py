@@ -41,7 +41,7 @@ def train(task):
 
 
 class Training:
-    """A model, its optimizer, how far they are, and their folder."""
+    """A model, its optimizer, and the files of a trial."""
 
     def __init__(self, task, device, engine):
         """The state before the first iteration; weights are drawn on the CPU."""
@@ -105,8 +105,9 @@ class Training:
 
     def train_step(self, batch):
         """One training step, which may become a CUDA graph: the host never waits in it."""
+        score = graphs.pointwise(common.score, self.engine.compiled)
         loss, accuracy = common.train_step(
-            self.model, self.features, batch, self.optimizer, self.args.clip, self.engine.score
+            self.model, self.features, batch, self.optimizer, self.args.clip, score
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
@@ -158,6 +159,7 @@ class Training:
                     path.unlink()  # or the next save would make it previous.pt
 
     def set_state(self, saved):
+        """Continue from the content of a checkpoint."""
         files.require_trial(saved["processes"][-1], self.task)
         self.model.load_state_dict(saved["model"])
         # Our options stay: theirs hold another rate tensor, perhaps on another device
