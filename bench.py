@@ -82,7 +82,7 @@ def plain_step(task, device):
 
 
 def suite_step(task, engine, device):
-    training, iterations = Training(task, [], device, engine), itertools.count(1)
+    training, iterations = Training(task, device, engine), itertools.count(1)
     training.rate.fill_(1e-3)
     training.build_step()
     return lambda: training.step(next(iterations))
@@ -168,10 +168,10 @@ def costs(content):
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
     for task_class in PAPER_TASKS:
-        args, given = cli.parse(task_class, [])
+        typed = cli.parse(task_class, [])
         for name, figure in task_class.figures.items():
             if "paper" in figure.grids:
-                trials = cli.trials_of_figure(task_class, args, given, name)
+                trials = cli.trials_of_figure(task_class, typed, name)
                 figure_hours = {trial.folder: hours(trial.task, times) for trial in trials}
                 yield format_row(f"{task_class.script()} {name}", figure_hours)
                 all_trials |= figure_hours
@@ -190,17 +190,17 @@ def main():
     parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=CONFIGURATIONS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write timings to")
     args, words = parser.parse_known_args()
-    reverse_args, given = cli.parse(Reverse, words)
-    device = machine.choose_device(reverse_args)
+    typed = cli.parse(Reverse, words)
+    device = machine.choose_device(cli.make_task(Reverse, typed).args)
     if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
-    content = machine.provenance(words, machine.Engine("fast"), device)
+    content = machine.provenance(machine.Engine("fast"), device)
     measured = {name: measure(name, device, words) for name in args.only}
     content |= {"repeats": REPEATS, "configurations": measured}
     if args.json:
         files.write_json(args.json, content)
     lines = list(table(content))
-    if given.keys() <= {"device", "precision"}:  # other flags change the sizes
+    if typed.keys() <= {"device", "precision"}:  # other flags change the sizes
         lines += costs(content)
     print(*lines, sep="\n")
 

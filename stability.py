@@ -211,7 +211,8 @@ class Stability(DualFrequency):
 
     def __init__(self, args, config, folder):
         # --overwrite repeats only this part
-        self.trained = cli.make_task(DualFrequency, args, overwrite=False, evaluate=False)
+        anew = dict(overwrite=False, evaluate=False)
+        self.trained = cli.make_task(DualFrequency, vars(args) | anew)
         # Checked, but not in the folder's name
         config |= dict(pairs=args.pairs, target=args.target)
         super().__init__(args, config, self.trained.folder)
@@ -229,21 +230,21 @@ class Stability(DualFrequency):
             where = f"outside the input: choose from 1 to {self.length}"
             raise UsageError(f"--target {a.target} is {where}")
 
-    def run(self, argv, stop):
+    def run(self):
         """Train if needed, evaluate unless done, and print stability.json."""
         path = self.folder / self.file
         if not files.is_finished(self):
             if not self.args.train and not files.is_finished(self.trained):
                 raise UsageError(f"{self.folder} is not fully trained: use --train")
-            training.train(self.trained, argv, stop)
+            training.train(self.trained)
             with files.lock(self.folder):
-                files.write_json(path, self.measure(argv))
+                files.write_json(path, self.measure())
         with files.naming(path):
             for condition, values in files.read_json(path)["by_condition"].items():
                 print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
 
-    def measure(self, argv):
+    def measure(self):
         """Compute stability.json."""
         args, device = self.args, machine.choose_device(self.args)
         paths = self.folder.glob("snapshots/*.pt")
@@ -261,8 +262,7 @@ class Stability(DualFrequency):
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
             with files.naming(path):
-                what = files.compare_flags(snapshot["config"], self.trained.config)
-                files.require_same(path, what)
+                files.require_flags(snapshot["config"], self.trained.config)
                 model.load_state_dict(snapshot["model"])
             of_pairs = stability(model, a, b, args.target)
             means = of_pairs.view(len(CONDITIONS), -1).mean(1).tolist()
@@ -275,7 +275,7 @@ class Stability(DualFrequency):
             "task": self.name,
             "seconds": time.perf_counter() - started,
             "config": self.config,
-        } | machine.provenance(argv, engine, device)
+        } | machine.provenance(engine, device)
 
 
 # -- Fig. 5
