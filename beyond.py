@@ -183,7 +183,7 @@ Beyond.figures["fig2-more"] = Figure(
 )
 
 Beyond.figures["fig2-all"] = Figure(
-    "Reverse ordering, all nine seeds",
+    "Reversal, L = 32, 128 units, nine seeds",
     {"desk": cross_models(**AT_DESK, seed=range(5, 14))},
     summaries=OVER_K,
 )
