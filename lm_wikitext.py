@@ -107,7 +107,7 @@ class WikiText(Task):
     @torch.no_grad()
     def perplexities(self, model, split, engine):
         """The perplexity of a split's known targets, and of all its targets."""
-        at_once = common.chunk_rows(model.readout.weight)
+        at_once = common.rows_per_chunk(model.readout.weight)
         known_loss, known_count, total_loss = 0, 0, 0
         by_length = np.argsort(split.counts, kind="stable")  # so that batches have few steps
         for start in range(0, len(by_length), self.batch):
