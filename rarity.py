@@ -11,7 +11,7 @@ token is, and M how much has to be remembered of it. With M = K this is reverse.
 its trials are reverse.py's.
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 import itertools
 import math
