@@ -1,6 +1,6 @@
-"""The paper's method: model, loss, training step, schedule, encodings, layers, data, metrics.
+"""The paper's models: loss, training step, schedule, encodings, layers, data and metrics.
 
-suite/fast.py computes the same numbers faster.
+This is the reference implementation; suite/fast.py computes the same numbers faster.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
 E embedding (and encoding) size, H hidden size, N state size of S4D. For data, N is the number
@@ -18,12 +18,12 @@ from torch import nn
 
 
 class UsageError(ValueError):
-    """An error in how the program is used, explained in one line."""
+    """Invalid user input, explained in one line."""
 
 
 # -- Model (section 3.2), loss, training step, learning-rate schedule
 class Model(nn.Module):
-    """Embedding, joined with the positional encoding; one layer; linear readout."""
+    """Embedding joined with the positional encoding, one layer, linear readout."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ def score(logits, target, weights):
 
 
 def rows_per_chunk(weight):
-    """Return the number of rows that have 2^25 logits (CUDA: 2^27)."""
+    """Return the number of rows that have 2^25 logits in total (CUDA: 2^27)."""
     return max(1, 2 ** (27 if weight.is_cuda else 25) // len(weight))
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of a linear readout, and accuracy, computed in chunks of rows.
+    """Mean cross-entropy and accuracy of a linear readout, computed in chunks of rows.
 
-    The forward pass computes the gradients, too. All (N, K) logits never exist at once.
+    The forward pass also computes the gradients, so the (N, K) logits are never stored.
     """
 
     @staticmethod
@@ -184,15 +184,17 @@ class Encoding(nn.Module):
     steps in `unencoded`. A subclass defines make_table(positions, size).
     """
 
-    save_table = True  # with the weights; False where the table can be recomputed
-    fast = True  # False where `join` is not as here, since suite/fast.py uses `vectors` alone
+    save_table = True  # in checkpoints; False where the table can be recomputed
+    fast = True  # suite/fast.py calls `vectors` only; False where `join` does anything else
 
     def __init__(
         self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
     ):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
-        self.output_size = size if combine == "add" else 2 * size  # of `join`
+        self.output_size = (
+            size if combine == "add" else 2 * size
+        )  # width of what `join` returns
         norm = self.default_norm(size)
         self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
         table = self.make_table(positions, size)
@@ -228,8 +230,8 @@ class Encoding(nn.Module):
 class Sinusoid(Encoding):
     """The paper's encoding: sines and cosines of the time step (Eqs. 1-2).
 
-    `bands` = (low, high) keeps a fraction of the frequencies, from 0, the highest, to 1, the
-    lowest. The others are zeroed, and the vectors are rescaled to unit norm.
+    `bands` = (low, high) keeps a range of frequencies, where 0 is the highest frequency and 1
+    the lowest. The others are zeroed, and the vectors are rescaled to unit norm.
     """
 
     save_table = False
@@ -407,6 +409,7 @@ class S4D(nn.Module):
         return self.kernel_from_tables(rows, columns, time)
 
     def kernel_from_tables(self, rows, columns, time):
+        """Multiply the two tables, in double precision on CUDA: (H, time)."""
         if rows.is_cuda:  # a tf32 or bf16 matmul is too coarse for this sum
             rows, columns = rows.double(), columns.double()
         return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(self.D.dtype)
@@ -449,7 +452,7 @@ def key(*counters, device="cpu"):
 
 
 def random_bits(k, shape):
-    """Return 64 random bits for each element of `shape`, by splitmix64 with seed k."""
+    """Return 64 random bits for each element of `shape`, by splitmix64 seeded with k."""
     n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
     n = n + (k - k)  # else torch.compile treats n as an index, and n * GOLDEN must wrap
     return splitmix64_mix(k + n * GOLDEN).view(shape)
@@ -461,11 +464,12 @@ def scale_bits(bits, vocab):
 
 
 def uniform_integers(k, shape, vocab):
+    """Draw integers in [0, vocab), as a function of the key k alone."""
     return scale_bits(random_bits(k, shape), vocab)
 
 
 def hash_rows(rows):
-    """Hash each row of (..., W) integers to 64 bits, a sum over its positions."""
+    """Hash each row, (..., W), to 64 bits, as a sum over its positions: (...)."""
     position = torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device)
     return splitmix64_mix(rows * GOLDEN + position).sum(-1)
 
@@ -488,8 +492,8 @@ class HeldOut:
     """Rows, (N, W), excluded from training; a random row is one of them with `probability`.
 
     To avoid host-device synchronisation, each training row has `max_redraws` candidates at
-    once. The first that is not held out is used. If all are held out (probability 1e-18), a
-    fixed fallback row is.
+    once, and the first that is not held out is used. If all are held out (probability 1e-18),
+    a fixed fallback row replaces them.
     """
 
     def __init__(self, rows, probability):
@@ -500,6 +504,7 @@ class HeldOut:
         self.max_redraws = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
 
     def contains(self, rows):
+        """Return whether each row is held out: (..., W) -> (...)."""
         hashes = hash_rows(rows)
         nearest = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
         return self.hashes[nearest] == hashes

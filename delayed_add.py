@@ -6,8 +6,8 @@
     in   3 1 4 2 9 8        x = 3 1 4, then y = 2 9 8, no commands; time steps 1 .. 2L
     out  . . . 6 0 1        4+2, 1+9, 3+8 modulo K = 10; . is not scored
 
-The paper trains this task with 2x the iterations of the others (Appendix A.1), which smaller
-scales do not follow, and finds it too hard for GRUs.
+The paper uses 2x the iterations of the other tasks (Appendix A.1) and finds the task too hard
+for GRUs. Smaller scales use no extra iterations.
 """
 
 from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
@@ -64,7 +64,7 @@ THIRDS = {
 
 
 def ablate_encoding(title, cell, parts=PHASES):
-    """Compare encodings, and `parts` of the sinusoid alone; `cell` has the other flags."""
+    """Return the ablation figure: `parts` are parts of PE tested alone, `cell` other flags."""
     rows = cross(**cell, pe=ABLATION_ENCODINGS)
     contrasts = []
     whole = dict(encode=None, bands=None)

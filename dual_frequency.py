@@ -4,7 +4,7 @@
     python dual_frequency.py --scale desk --all fig3
 
     in   3 1 9 _ _ _        K = 10: integers 5 to 9 are Rare, 7 times rarer than 0 to 4
-    out  . . . 9 1 3        as in reverse.py; so are the model and its training
+    out  . . . 9 1 3        as in reverse.py, with the same model and training
 
 A test row has one target; its other integers, the disturbants, are all Frequent or all Rare.
 Only the target's retrieval is scored. The paper's claim: without PE, Rare disturbants reduce
@@ -44,10 +44,10 @@ class DualFrequency(Reverse):
     def check(self):
         cells = len(CONDITIONS) * self.length
         if self.vocab % 2:
-            raise UsageError(f"half of the vocabulary is Rare: --vocab {self.vocab} is odd")
+            raise UsageError(f"--vocab {self.vocab} is odd, but half of the vocabulary is Rare")
         if self.args.held_out % cells:
             raise UsageError(
-                f"--held-out has to be a multiple of {cells}, 4 conditions x --length"
+                f"--held-out must be a multiple of {cells}, 4 conditions x --length"
             )
         super().check()
 
@@ -76,9 +76,9 @@ class DualFrequency(Reverse):
         return patterns
 
     def test_rows(self, device):
-        """Draw distinct test rows, (N, L): all rows of one pattern come from one stream.
+        """Draw distinct test rows, (N, L), from one stream per pattern.
 
-        In frequent/frequent and in rare/rare, all target positions have the same pattern.
+        In frequent/frequent and rare/rare, the pattern is the same for all target positions.
         """
         patterns = self.patterns()
         repeats = self.args.held_out // len(patterns)
@@ -107,7 +107,7 @@ class DualFrequency(Reverse):
         position = torch.arange(self.length, device=inputs.device)
         position = position.repeat_interleave(repeats).repeat(len(CONDITIONS))
         position = position[:, None]  # (N, 1)
-        target_steps = 2 * self.length - 1 - position  # at which the target is retrieved
+        target_steps = 2 * self.length - 1 - position  # when the target is retrieved
         targets = inputs.gather(1, position)
         return Batch(inputs, targets, target_steps, commands=self.length)
 
@@ -152,9 +152,10 @@ def difference(first, second):
 
 
 def quarter_gap(result):
-    """Compute by how much accuracy is lower in the paper's worst quarter of target positions.
+    """Return accuracy at other target positions minus that in the paper's worst quarter.
 
-    It is compared with the other quarters, for Frequent targets among Rare disturbants.
+    Targets are Frequent, disturbants Rare. The worst quarter is the first for the LSTM and the
+    second for S4D.
     """
     quarter = {"lstm": 0, "s4d": 1}[result.flags["model"]]
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
@@ -164,7 +165,7 @@ def quarter_gap(result):
 
 
 def by_position(result):
-    """Yield curves of the accuracy over the target's position, one per condition."""
+    """Yield accuracy over the target's position, one curve per condition."""
     for condition, values in result.metrics["by_condition"].items():
         panel = f"{name_of(result.flags['model'])}, {condition}"
         yield panel, result.flags["pe"], dict(enumerate(values, 1))

@@ -1,5 +1,5 @@
-"""Predecessor query (Fig. 10): read L distinct integers, then one of them as a query, and output
-the integer before it.
+"""Predecessor query (Fig. 10): read L distinct integers and one of them as a query; output its
+predecessor.
 
     python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
     python predecessor.py --scale desk --all fig10
@@ -32,24 +32,23 @@ class Predecessor(Task):
 
     def check(self):
         if not 2 <= self.length <= self.vocab:
-            most = f"--vocab {self.vocab}, as the integers are different"
-            raise UsageError(f"--length has to be from 2 to {most}")
+            most = f"--vocab {self.vocab}, as the integers are distinct"
+            raise UsageError(f"--length must be from 2 to {most}")
         super().check()
 
     def positions(self):
         return self.length + 1
 
     def probability(self, rows):
-        """Return the fraction of all pairs of sequence and query that is in the rows."""
+        """Return the fraction of all (sequence, query) pairs that are in the rows."""
         return len(rows) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
     def draw(self, k, shape):
         """Draw L integers and the query, (*shape, L+1), which are held out together.
 
         The integers are drawn as a Lehmer code: element t is the rank of integer t among the
-        K - t integers that have not occurred before. It is decoded from the last element to
-        the first: integer t was left out when later ones were ranked, so that those not below
-        it increase by one.
+        K - t integers that have not occurred. Decoding runs from the last element to the first:
+        ranks after t exclude integer t, so they are incremented if they are not below it.
         """
         choices = self.vocab - torch.arange(self.length, device=k.device)
         x = scale_bits(random_bits(k, (*shape, self.length)), choices)

@@ -51,7 +51,7 @@ class Reverse(Task):
         return uniform_integers(k, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
-        """Make inputs, (B, 2L), targets, (B, L), and target steps of integers, (B, L)."""
+        """Make a batch from integers, (B, L): inputs, (B, 2L), and reversed targets, (B, L)."""
         steps = slice(self.length, 2 * self.length)
         return Batch(self.with_commands(rows), rows.flip(1), steps, commands=self.length)
 
@@ -61,7 +61,7 @@ class Reverse(Task):
         return distinct_rows(self.draw, self.args.held_out, *stream, device=device)
 
 
-# -- Fig. 2: larger vocabularies. vocab is K, length is L; other flags have scale's defaults
+# -- Fig. 2: larger vocabularies (vocab: K; length: L; other flags keep the scale's defaults)
 def model_grid(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     """Return a desk-scale grid: K from `gru_vocab` for the GRU, from `vocab` for the others."""
     flags |= dict(pe=WITH_CONSTANT)
@@ -111,7 +111,7 @@ FIG13 = {
 
 
 def compare_vectors(control):
-    """Compare random and learned vectors with no PE, a control and sinusoidal PE."""
+    """Yield contrasts of random and learned vectors with no PE, a control and PE."""
     for pe in ("random", "learned"):
         default = dict(pe=pe, amplitude=None)
         yield Contrast(f"{pe} - no PE", default, dict(pe="none"))
@@ -141,7 +141,7 @@ def training_budget_grid(pe="none", iterations=300_000, batch=512, **cell):
 
 
 def compare_training(iterations, batch):
-    """Compare 2x iterations or batch size with 1x, and PE at 1x with no PE at 2x."""
+    """Yield contrasts of no PE at 2x and 1x budget, and of PE at 1x and no PE at 2x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
     yield Contrast("no PE: 2x - 1x iterations", longer, none)

@@ -6,7 +6,7 @@
     in   3 1 4 1 _ _ _ _        _ is the command to output; time steps 1 .. 2L
     out  . . . . 1 1 3 4        . is not scored
 
-All but the targets is as in reverse.py.
+Only the targets differ from those of reverse.py.
 """
 
 from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C

@@ -58,7 +58,7 @@ class VariableLength(Reverse):
         return rows.masked_fill(padding, self.vocab)
 
     def make_batch(self, rows):
-        """As in reverse.py, but a row's first target step follows its last integer."""
+        """Make a batch as in reverse.py, with targets right after each row's last integer."""
         lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
         j = torch.arange(self.length, device=rows.device)  # index of a target
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
@@ -81,12 +81,12 @@ class VariableLength(Reverse):
         return F.pad(rows, (0, self.length - length), value=self.vocab)
 
     def probability(self, rows):
-        """Average over lengths the probability of drawing one of the --held-out rows."""
+        """Return the probability of drawing a held-out row, averaged over lengths."""
         probabilities = [self.args.held_out * float(self.vocab) ** -n for n in self.lengths()]
         return sum(probabilities) / len(probabilities)
 
     def summarise(self, metrics, correct):
-        """Keep all metrics, and add the token accuracy by length."""
+        """Add token accuracy by length to the metrics."""
         correct = correct.reshape(len(self.lengths()), -1, self.length)
         by_length = {str(n): float(r[:, :n].mean()) for n, r in zip(self.lengths(), correct)}
         return metrics | {"by_length": by_length}
@@ -106,7 +106,7 @@ FIG14 = {
 
 
 def by_length(result):
-    """Yield the curve of token accuracy over input length."""
+    """Yield token accuracy over input length, as one curve."""
     points = {int(n): accuracy for n, accuracy in result.metrics["by_length"].items()}
     yield name_of(result.flags["model"]), result.flags["pe"], points
 
