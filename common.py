@@ -192,9 +192,7 @@ class Encoding(nn.Module):
     ):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
-        self.output_size = (
-            size if combine == "add" else 2 * size
-        )  # width of what `join` returns
+        self.output_size = size if combine == "add" else 2 * size  # width of join's result
         norm = self.default_norm(size)
         self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
         table = self.make_table(positions, size)
