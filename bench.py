@@ -1,14 +1,14 @@
-"""How long a training step takes, against plain PyTorch.
+"""Time a training step against plain PyTorch.
 
-    python bench.py                                       # the paper's sizes, and desk's
-    python bench.py --only lstm-sin-256 --precision fp32  # one; other flags are reverse.py's
+    python bench.py                                       # paper and desk sizes
+    python bench.py --only lstm-sin-256 --precision fp32  # one, with reverse.py's flags
 
-plain: what a careful user would write with torch.nn.GRU and the like: readout at the answered
-steps only, cross-entropy, clipping, Adam, in the same precision (for bf16 TF32). torch: this
-suite with --engine torch. suite: its default engine. Both draw their batches, too. The three
-take turns in one process. On a CPU, models below 256 units use one thread.
+plain: idiomatic torch.nn code: readout at the answered steps only, cross-entropy, clipping,
+Adam, in the same precision (TF32 for bf16). torch: this suite with --engine torch. suite: its
+default engine. The last two also draw their batches. The three alternate in one process.
+On a CPU, models below 256 units use one thread.
 
-Then it says what each figure of the paper costs on this device, in hours of training.
+Then prints the training hours that each figure of the paper needs on this device.
 """
 
 from suite import cli, files, machine  # isort: skip # before PyTorch
@@ -35,7 +35,7 @@ from suite.tables import align
 from suite.training import Training
 from variable_length import VariableLength
 
-OF_THE_PAPER = [  # what trains for its figures
+PAPER_TASKS = [  # trained for its figures
     Reverse,
     DualFrequency,
     VariableLength,
@@ -45,7 +45,7 @@ OF_THE_PAPER = [  # what trains for its figures
     WikiText,
 ]
 
-CONFIGURATIONS = {  # model-encoding-K[-desk]: batch on a CPU; on CUDA it is the scale's
+CONFIGURATIONS = {  # model-encoding-K[-desk]: CPU batch size; CUDA: the scale's
     "lstm-sin-256": 64,
     "lstm-sin-1024": 64,
     "lstm-sin-16384": 32,
@@ -59,10 +59,10 @@ CONFIGURATIONS = {  # model-encoding-K[-desk]: batch on a CPU; on CUDA it is the
 }
 REPEATS = 5  # timings of each step
 COLUMNS = "plain", "torch", "suite"
-HOW = """\
-One trial after another; time grows with steps and batch. Where a K was not measured, it is the
-time at the model's nearest K, corrected by what K adds to an LSTM's. A paragraph of the
-language model counts as its longest, 1,024 steps. Held-out tests and stability are not counted.
+COST_NOTE = """\
+Assumes one trial at a time, with time proportional to steps and batch size. Other K: the time
+at the model's nearest measured K, adjusted by the LSTM's cost per integer. Language-model
+paragraphs count as 1,024 steps, the maximum. Excludes held-out tests and stability.
 """
 
 
@@ -82,7 +82,7 @@ def plain_step(task, device):
 
 
 def suite_step(task, engine, device):
-    training, iterations = Training(task, [], device, engine), itertools.count(1)
+    training, iterations = Training(task, device, engine), itertools.count(1)
     training.rate.fill_(1e-3)
     training.build_step()
     return lambda: training.step(next(iterations))
@@ -124,7 +124,7 @@ def measure(name, device, words):
 
 
 def table(content):
-    """The lines of what --json keeps."""
+    """Yield the lines of the table."""
     where = f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
     yield f"{where}; milliseconds, medians of {content['repeats']}"
     rows = [["", "batch", *COLUMNS, "plain/suite", "torch/suite"]]
@@ -137,8 +137,8 @@ def table(content):
     yield from align(rows)
 
 
-def times_of_sequences(content):
-    """{model: {K: milliseconds that a sequence of L = 64 takes in the suite's step}}"""
+def ms_per_sequence(content):
+    """Return {model: {K: milliseconds per sequence of L = 64}} of the suite."""
     times = defaultdict(dict)
     for name, found in content["configurations"].items():
         model, _, vocab, *desk = name.split("-")
@@ -148,39 +148,39 @@ def times_of_sequences(content):
 
 
 def hours(task, times):
-    """Of a whole trial, as HOW says."""
+    """Estimate a trial's hours."""
     args, lstm = task.args, times["lstm"]
     known = times[args.model]
     nearest = min(known, key=lambda k: abs(math.log(k / args.vocab)))
     few, many = min(lstm), max(lstm)
-    of_token = (lstm[many] - lstm[few]) / (many - few)
-    of_sequence = known[nearest] + of_token * (args.vocab - nearest)
+    ms_per_integer = (lstm[many] - lstm[few]) / (many - few)
+    sequence_ms = known[nearest] + ms_per_integer * (args.vocab - nearest)
     sequences = args.batch * args.iterations * task.positions() / (2 * 64)
-    return sequences * of_sequence / 3_600_000
+    return sequences * sequence_ms / 3_600_000
 
 
 def costs(content):
-    """The lines about what the paper's figures cost."""
+    """Yield lines with each paper figure's cost."""
     needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
     if not needed <= content["configurations"].keys():
         return
-    times, all_trials = times_of_sequences(content), {}
+    times, all_trials = ms_per_sequence(content), {}
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
-    for task_class in OF_THE_PAPER:
-        args, given = cli.parse(task_class, [])
+    for task_class in PAPER_TASKS:
+        typed = cli.parse(task_class, [])
         for name, figure in task_class.figures.items():
             if "paper" in figure.grids:
-                trials = cli.trials_of_figure(task_class, args, given, name)
-                of_figure = {trial.folder: hours(trial.task, times) for trial in trials}
-                yield line_of(f"{task_class.script()} {name}", of_figure)
-                all_trials |= of_figure
-    yield line_of("all, each trial once", all_trials)
-    yield from HOW.splitlines()
+                trials = cli.trials_of_figure(task_class, typed, name)
+                figure_hours = {trial.folder: hours(trial.task, times) for trial in trials}
+                yield format_row(f"{task_class.script()} {name}", figure_hours)
+                all_trials |= figure_hours
+    yield format_row("all, each trial once", all_trials)
+    yield from COST_NOTE.splitlines()
 
 
-def line_of(name, found):
-    """How many trials, and the sum of their hours, {folder: hours}."""
+def format_row(name, found):
+    """Format the number of trials and their total hours."""
     return f"{name:26}  {len(found):6}  {sum(found.values()):7,.0f}"
 
 
@@ -188,19 +188,19 @@ def main():
     raw = RawDescriptionHelpFormatter
     parser = cli.Parser("bench.py", description=__doc__, formatter_class=raw)
     parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=CONFIGURATIONS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write timings to")
     args, words = parser.parse_known_args()
-    of_reverse, given = cli.parse(Reverse, words)
-    device = machine.choose_device(of_reverse)
-    if device.type == "cuda":  # a CUDA graph is not captured on the default stream
+    typed = cli.parse(Reverse, words)
+    device = machine.choose_device(cli.make_task(Reverse, typed).args)
+    if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
-    content = machine.provenance(words, machine.Engine("fast"), device)
+    content = machine.provenance(machine.Engine("fast"), device)
     measured = {name: measure(name, device, words) for name in args.only}
     content |= {"repeats": REPEATS, "configurations": measured}
     if args.json:
         files.write_json(args.json, content)
     lines = list(table(content))
-    if given.keys() <= {"device", "precision"}:  # else these are not the paper's sizes
+    if typed.keys() <= {"device", "precision"}:  # other flags change the sizes
         lines += costs(content)
     print(*lines, sep="\n")
 

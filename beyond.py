@@ -5,7 +5,7 @@
     python beyond.py --scale desk --all mamba         # Mamba with one block and with two
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
-The task is reverse.py's, and so are the folders of its trials.
+Task and trial folders are those of reverse.py.
 """
 
 from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
@@ -42,8 +42,7 @@ from variable_length import SMALL, SMALL_LSTM
 
 # -- Mamba, a newer architecture
 class Mamba(nn.Module):
-    """The selective state-space block of Gu and Dao (2023), without its norm: 2 H channels
-    of N states."""
+    """Selective state-space block (Gu and Dao, 2023) without norm; 2H channels, N states."""
 
     def __init__(self, inputs, hidden, order=16, width=4):
         super().__init__()
@@ -77,14 +76,14 @@ class Mamba(nn.Module):
         return self.out_proj(y if isinstance(steps, slice) else select(y, steps))
 
     def convolve(self, u):
-        """As self.conv1d does, which is slow on a CPU."""
+        """Replace self.conv1d, which is slow on a CPU."""
         weight = self.conv1d.weight[:, 0].T  # (width, D)
         padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
         return self.conv1d.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))
 
 
 class MambaStack(nn.Module):
-    """Several Mambas: each reads a norm of the residual path and adds to that path."""
+    """Stack Mamba blocks with pre-norm (RMSNorm) residual connections."""
 
     def __init__(self, inputs, hidden, blocks):
         super().__init__()
@@ -109,13 +108,13 @@ common.LAYERS["mamba"] = mamba
 class Beyond(Reverse):
     name = "reverse"
     flags = (
-        Flag("blocks", 1, "mamba: 2 or more have norms and residuals", int, least=1, below=100),
+        Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", int, least=1, below=100),
     )
 
     def __init__(self, args, config, folder):
         super().__init__(args, config, folder)
         if args.blocks == 1:
-            del config["blocks"]  # the trial is reverse.py's
+            del config["blocks"]  # as in reverse.py's config
 
     def check(self):
         if self.args.blocks > 1 and self.args.model != "mamba":
@@ -131,10 +130,10 @@ class Beyond(Reverse):
 MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
 # Blocks, K, and the learning rate tuned without PE on seed 100
 DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
-deep = []
+mamba_rows = []
 for blocks, vocab, lr in DEPTHS:
     cell = dict(blocks=blocks, vocab=vocab, lr=lr, iterations=4000)
-    deep += cross(**MAMBA, **cell, pe=WITH_CONSTANT)
+    mamba_rows += cross(**MAMBA, **cell, pe=WITH_CONSTANT)
 one_block = dict(lr=2e-2, iterations=2000, pe=WITH_CONTROLS)
 Beyond.figures["mamba-vocab"] = Figure(
     "Mamba with one block, L = 32",
@@ -142,7 +141,7 @@ Beyond.figures["mamba-vocab"] = Figure(
 )
 Beyond.figures["mamba"] = Figure(
     "Mamba with one block and with two",
-    {"desk": deep},
+    {"desk": mamba_rows},
     contrasts=(
         Contrast(
             "K = 16: PE's gain with 1 block - with 2",
@@ -154,8 +153,8 @@ Beyond.figures["mamba"] = Figure(
     x=("pe", "blocks", "vocab"),
 )
 
-# -- Fig. 2 with other trials; exploratory, since such trials had been seen before
-PAPERS_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3)
+# -- Variants of Fig. 2; exploratory, since similar trials had been seen before
+PAPER_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3)
 EARLY = dict(model="gru", pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3))
 Beyond.figures["fig2-short"] = Figure(
     "Reverse ordering, L = 16",
@@ -169,12 +168,12 @@ Beyond.figures["fig2-short-twice"] = Figure(
     metrics=WITH_EDITS,
 )
 Beyond.figures["fig2-early"] = Figure(
-    "The paper's size, early in training",
-    {"desk": cross(**PAPERS_SIZE, **EARLY)},
+    "Paper-size GRU, early in training",
+    {"desk": cross(**PAPER_SIZE, **EARLY)},
     metrics=WITH_EDITS,
     picture=False,
 )
-FAMILY = "More training and larger vocabularies again"
+FAMILY = "Longer training; replication of Fig. 2"
 Beyond.figures["fig2-more"] = Figure(
     "Reverse ordering, seeds 11 to 13",
     {"desk": model_grid(**DESK_GRID, seed=range(11, 14))},
@@ -204,11 +203,11 @@ Beyond.figures["fig14-fixed"] = Figure(
 # -- Longer training. Grids and claims are preregistered: RESULTS.md, Protocols
 class Cell(NamedTuple):
     vocab: int
-    rate: float  # fig2's learning rate; the iterations are fig2's too
+    lr: float  # learning rate in fig2, as are the iterations
     iterations: int
-    times: tuple  # the training budgets, as multiples of these iterations
+    budgets: tuple  # training budgets, as multiples of `iterations`
     seeds: range
-    best: dict  # each encoding's learning rate, from fig2-rates
+    tuned_lr: dict  # tuned learning rate per encoding (fig2-rates)
 
 
 CELLS = {
@@ -218,37 +217,37 @@ CELLS = {
 }
 
 
-def search_rates():
+def learning_rate_grid():
     rows = []
     for model, cell in CELLS.items():
         flags = dict(model=model, vocab=cell.vocab, length=32, iterations=cell.iterations)
-        rates = [cell.rate / 2, cell.rate, cell.rate * 2]
+        rates = [cell.lr / 2, cell.lr, cell.lr * 2]
         rows += cross(**flags, pe=BOTH, lr=rates, seed=100)
     return rows
 
 
-def train_to_the_end():
+def long_training_grid():
     rows = []
     for model, cell in CELLS.items():
         flags = dict(model=model, vocab=cell.vocab, length=32, seed=cell.seeds)
-        iterations = [cell.iterations * times for times in cell.times]
+        iterations = [cell.iterations * times for times in cell.budgets]
         for pe in BOTH:
-            rows += cross(**flags, pe=pe, lr=cell.best[pe], iterations=iterations)
-        flags |= dict(pe="constant", lr=cell.best["none"], iterations=iterations[-1])
+            rows += cross(**flags, pe=pe, lr=cell.tuned_lr[pe], iterations=iterations)
+        flags |= dict(pe="constant", lr=cell.tuned_lr["none"], iterations=iterations[-1])
         rows += cross(**flags)
     return rows
 
 
-def claims_at_the_end():
+def long_training_claims():
     for model, cell in CELLS.items():
-        longest = dict(vocab=cell.vocab, iterations=cell.iterations * cell.times[-1])
+        longest = dict(vocab=cell.vocab, iterations=cell.iterations * cell.budgets[-1])
         yield Claim(FAMILY, "token accuracy", dict(model=model) | longest)
 
 
-def last_gains():
-    """What no PE gains from the last lengthening."""
+def compare_budgets():
+    """Compare the two longest budgets without PE."""
     for model, cell in CELLS.items():
-        before, last = cell.times[-2:]
+        before, last = cell.budgets[-2:]
         none = dict(model=model, pe="none")
         yield Contrast(
             f"{model.upper()}, no PE: {last}x - {before}x budget (paired)",
@@ -259,33 +258,33 @@ def last_gains():
 
 
 LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
-EQUAL = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
+GRU_CONTROLS = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 Beyond.figures["fig2-rates"] = Figure(
     "Learning rates, seed 100",
-    {"desk": search_rates()},
+    {"desk": learning_rate_grid()},
     picture=False,
-    note="Each arm's best learning rate is that of fig2-end.",
+    note="fig2-end uses the best learning rate of each arm.",
 )
 Beyond.figures["fig2-end"] = Figure(
     "Reverse ordering, longer training",
-    {"desk": train_to_the_end()},
+    {"desk": long_training_grid()},
     summaries=(BUDGET,),
-    contrasts=(*last_gains(),),
-    claims=(*claims_at_the_end(),),
+    contrasts=(*compare_budgets(),),
+    claims=(*long_training_claims(),),
     tuned=("lr",),
     x="iterations",
 )
 Beyond.figures["fig2-end-lower"] = Figure(
-    "GRU, 4x training budget, half the learning rate without PE (post hoc)",
-    {"desk": EQUAL + cross(**LONG_GRU, pe="sin", lr=CELLS["gru"].best["sin"])},
+    "GRU, 4x training budget, no PE at half the learning rate (post hoc)",
+    {"desk": GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=CELLS["gru"].tuned_lr["sin"])},
     tuned=("lr",),
     picture=False,
 )
 
 
 # -- Longer training, with learning rates tuned for it
-def search_long_rates():
-    """Learning rates for 4x (LSTM) and 16x (S4D) the training budget, on a separate seed."""
+def long_learning_rate_grid():
+    """Return learning-rate grids at 4x (LSTM) and 16x (S4D) budget on a separate seed."""
     lstm = dict(model="lstm", vocab=64, length=32, iterations=120_000, seed=100)
     s4d = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
     return (
@@ -297,12 +296,12 @@ def search_long_rates():
 
 Beyond.figures["long-equal"] = Figure(
     "GRU, 4x training budget, equal learning rates",
-    {"desk": EQUAL + cross(**LONG_GRU, pe="sin", lr=3e-3)},
+    {"desk": GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=3e-3)},
     picture=False,
 )
 Beyond.figures["long-rates"] = Figure(
     "Learning rates for longer training, seed 100",
-    {"desk": search_long_rates()},
+    {"desk": long_learning_rate_grid()},
     picture=False,
 )
 

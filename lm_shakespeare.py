@@ -4,13 +4,13 @@
     python lm_shakespeare.py --scale desk --all table1
 
     in   F i r s t _ C i t i z e
-    out  i r s t _ C i t i z e n        every token is answered by the next one
+    out  i r s t _ C i t i z e n        every target is the next token
 
-The tables are those of Charles and Lau, "Positional Encoding, Tokenization, and
-Architecture Hyperparameters for Transformers" ("the document"). Our choice, where it is
-silent: queries, keys and values without bias, a last LayerNorm, a constant rate, no
-clipping; byte pairs start from characters. The text, for --data, is
-data/tinyshakespeare/input.txt of karpathy/char-rnn:
+Reproduces the tables of Charles and Lau, "Positional Encoding, Tokenization, and
+Architecture Hyperparameters for Transformers". Where unspecified, we use no bias for
+queries, keys and values, a final LayerNorm, a constant learning rate, no clipping, and
+BPE from characters. The text, for --data, is data/tinyshakespeare/input.txt of
+karpathy/char-rnn:
 https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 """
 
@@ -34,7 +34,7 @@ from suite.task import SMOKE, Flag, Task
 
 ENCODINGS = ["none", "learned", "sin", "rotary", "layernorm-learned"]
 TOKENIZERS = ["char", "word", "bpe"]
-TYPES = 159  # of byte pairs, the document's
+TYPES = 159  # with BPE, as Charles and Lau
 
 
 class Shakespeare(Task):
@@ -61,14 +61,14 @@ class Shakespeare(Task):
         "smoke": SMOKE | dict(layers=2, heads=2, width=16, context=8, batch=4),
     }
     flags = (
-        Flag("pe", "rotary", "encoding of the position", choices=ENCODINGS),
-        Flag("tokenizer", "char", "what a token is", choices=TOKENIZERS),
-        Flag("layers", 6, "blocks of attention and MLP, L", int, least=1, below=100),
-        Flag("heads", 6, "attention heads of each block, H", int, least=1, below=1000),
-        Flag("context", 256, "tokens that are read at once, T", int, least=2, below=20_000),
-        Flag("width", 384, "size of a token's vector, D", int, least=1, below=20_000),
+        Flag("pe", "rotary", "positional encoding", choices=ENCODINGS),
+        Flag("tokenizer", "char", "tokenization", choices=TOKENIZERS),
+        Flag("layers", 6, "Transformer blocks, L", int, least=1, below=100),
+        Flag("heads", 6, "attention heads per block, H", int, least=1, below=1000),
+        Flag("context", 256, "context length in tokens, T", int, least=2, below=20_000),
+        Flag("width", 384, "embedding size, D", int, least=1, below=20_000),
         Flag("batch", 32, "windows per iteration", int, least=1),
-        Flag("data", "data/tinyshakespeare.txt", "a plain text", affects_result=False),
+        Flag("data", "data/tinyshakespeare.txt", "a text file", affects_result=False),
     )
     without = (
         "model",
@@ -91,14 +91,14 @@ class Shakespeare(Task):
 
     def check(self):
         a = self.args
-        if a.width % (2 * a.heads):  # rotary turns pairs
+        if a.width % (2 * a.heads):  # rotary needs pairs
             raise UsageError(f"--width {a.width} is not a multiple of twice --heads {a.heads}")
 
     def setup(self):
-        """Find the text; its fingerprint belongs to a trial's flags."""
+        """Read the text and add its SHA-256 to the config."""
         path = Path(self.args.data)
         if not path.is_file():
-            raise UsageError(f"no text at --data {path}; --help says where tiny Shakespeare is")
+            raise UsageError(f"no text at --data {path}; see --help for the download")
         self.text = path.read_bytes().decode()
         self.config["text_sha256"] = hashlib.sha256(self.text.encode()).hexdigest()
 
@@ -110,9 +110,9 @@ class Shakespeare(Task):
         self.types, *self.parts = tokenize(self.text, self.args.tokenizer)
         shorter = min(map(len, self.parts))
         if context >= shorter:
-            has = f"one part has {shorter} tokens"
-            raise UsageError(f"--context {context} needs a longer text: {has}")
-        self.at_once = max(1, 2**14 // context)  # windows, in evaluation: whatever --batch is
+            why = f"a split has {shorter} tokens"
+            raise UsageError(f"--context {context} needs a longer text: {why}")
+        self.eval_batch = max(1, 2**14 // context)  # windows per evaluation batch
         self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.parts]
 
     def model(self):
@@ -120,7 +120,7 @@ class Shakespeare(Task):
         return Transformer(a.pe, len(self.types), a.width, a.heads, a.layers, a.context)
 
     def make_batch(self, windows):
-        """(B, T+1) tokens: each is answered by the next one."""
+        """Shift (B, T+1) tokens into inputs and targets."""
         return Batch(windows[:, :-1], windows[:, 1:], slice(None))
 
     def training_batch(self, i):
@@ -131,7 +131,7 @@ class Shakespeare(Task):
     @torch.no_grad()
     def perplexity_of(self, model, windows):
         total = 0
-        for part in windows.split(self.at_once):
+        for part in windows.split(self.eval_batch):
             batch = self.make_batch(part)
             features = model.features(batch)
             loss, _ = common.loss_and_accuracy(features, model.readout, batch)
@@ -142,7 +142,7 @@ class Shakespeare(Task):
         return []
 
     def evaluate(self, model, engine):
-        """On consecutive windows of the validation part, and as many of the training part."""
+        """Evaluate non-overlapping validation windows, and as many training windows."""
         train, valid = self.windows
         valid = valid[:: self.args.context]
         n = torch.arange(len(valid), device=valid.device)
@@ -155,14 +155,14 @@ class Shakespeare(Task):
             "valid_tokens": len(self.parts[1]),
             "valid_characters": sum(len(self.types[n]) for n in self.parts[1].tolist()),
             "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
-            "score_by_distance": score_by_distance(model, valid[: self.at_once, :-1]),
+            "score_by_distance": score_by_distance(model, valid[: self.eval_batch, :-1]),
         }
 
 
 TABLE1 = {scale: cross(pe=ENCODINGS, seed=range(3)) for scale in ("paper", "desk")}
 ROTARY = dict(pe="rotary", seed=range(3))
 BEST = {"paper": dict(heads=2, layers=16), "desk": dict(heads=2, layers=4)}
-SIZES = {  # each sweep keeps the best sizes of those before
+SIZES = {  # each sweep fixes the best sizes found before
     "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
     + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
     + cross(**ROTARY, **BEST["paper"], context=[128, 256, 512]),
@@ -171,8 +171,8 @@ TABLE2 = {scale: cross(**ROTARY, tokenizer=TOKENIZERS, **BEST[scale]) for scale 
 PERPLEXITY = {"validation perplexity": "valid_perplexity"}
 
 
-def fall(result):
-    """The mean attention score at distances 1 to T/8 less that at T/2 and beyond."""
+def score_decay(result):
+    """Return the mean score at distances 1 to T/8 minus that at T/2 and beyond."""
     scores = result.metrics["score_by_distance"]
     near, far = max(1, len(scores) // 8), len(scores) // 2
     return np.mean(scores[1 : 1 + near]) - np.mean(scores[far:])
@@ -183,8 +183,8 @@ def scores(result):
     yield "validation text", result.flags["pe"], points
 
 
-def against(*encodings):
-    """Each encoding against the next."""
+def successive_contrasts(*encodings):
+    """Contrast successive encodings."""
     for worse, better in itertools.pairwise(encodings):
         yield Contrast(f"{worse} - {better}", dict(pe=worse), dict(pe=better))
 
@@ -192,12 +192,12 @@ def against(*encodings):
 Shakespeare.figures["table1"] = Figure(
     "Transformer: encodings",
     TABLE1,
-    metrics=PERPLEXITY | {"fall of attention scores with distance": fall},
-    contrasts=(*against("sin", "layernorm-learned", "learned", "rotary"),),
+    metrics=PERPLEXITY | {"fall of attention scores with distance": score_decay},
+    contrasts=(*successive_contrasts("sin", "layernorm-learned", "learned", "rotary"),),
     curves=scores,
     x="distance",
     y="mean q.k / sqrt(d)",
-    note="The document's: learned 6.13, sin 8.62, rotary 4.80, layernorm-learned 7.57.",
+    note="Charles & Lau: learned 6.13, sin 8.62, rotary 4.80, layernorm-learned 7.57.",
 )
 ONLY_HEADS = dict(layers=None, context=None)
 Shakespeare.figures["sizes"] = Figure(
@@ -211,8 +211,8 @@ Shakespeare.figures["sizes"] = Figure(
 )
 
 
-def nats(result):
-    """The loss per character of the validation text, of words without spaces."""
+def nats_per_character(result):
+    """Return validation loss per character (word tokens omit spaces)."""
     metrics = result.metrics
     loss = math.log(metrics["valid_perplexity"])
     return loss * metrics["valid_tokens"] / metrics["valid_characters"]
@@ -227,15 +227,16 @@ def compare_tokenizers():
 Shakespeare.figures["table2"] = Figure(
     "Transformer: tokenizers",
     TABLE2,
-    metrics=PERPLEXITY | {"nats per character": nats, "training tokens": "train_tokens"},
+    metrics=PERPLEXITY
+    | {"nats per character": nats_per_character, "training tokens": "train_tokens"},
     contrasts=(*compare_tokenizers(),),
     picture=False,
-    note="The document's, of unequal models: characters 4.80, words 310.27, byte pairs 14.64.",
+    note="Charles & Lau, unequal models: characters 4.80, words 310.27, byte pairs 14.64.",
 )
 
 
 def tokenize(text, name):
-    """-> (types, training tokens, validation tokens): the first 90% of characters or words."""
+    """Return types, training tokens (first 90% of characters or words), validation tokens."""
     pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else text
     types = sorted(set(pieces))
     number = {piece: n for n, piece in enumerate(types)}
@@ -243,28 +244,28 @@ def tokenize(text, name):
     train, valid = tokens[:cut], tokens[cut:]
     if name == "bpe":
         if len(types) > TYPES:
-            raise UsageError(f"--tokenizer bpe is for at most {TYPES} characters")
-        types, train, valid = pair_up(types, bytes(train), bytes(valid))
+            raise UsageError(f"--tokenizer bpe: over {TYPES} distinct characters")
+        types, train, valid = byte_pair_encode(types, bytes(train), bytes(valid))
     return types, torch.tensor(list(train)), torch.tensor(list(valid))
 
 
-def pair_up(types, train, valid):
-    """Byte-pair encoding: again and again the most frequent pair in `train` becomes a type."""
+def byte_pair_encode(types, train, valid):
+    """Apply BPE: repeatedly merge the most frequent pair in `train` into a new type."""
     for new in range(len(types), TYPES):
         n = np.frombuffer(train, np.uint8).astype(int)
         counts = np.bincount(256 * n[:-1] + n[1:], minlength=1)
         if counts.max() < 2:
             break
-        a, b = divmod(int(counts.argmax()), 256)  # of equally frequent pairs the lowest
+        a, b = divmod(int(counts.argmax()), 256)  # ties: the lowest pair
         types = [*types, types[a] + types[b]]
         train = train.replace(bytes([a, b]), bytes([new]))  # from the left
         valid = valid.replace(bytes([a, b]), bytes([new]))
     return types, train, valid
 
 
-# -- The model: pre-norm blocks of causal attention and a ReLU MLP, weights N(0, 0.02) first
+# -- The model: pre-norm blocks of causal attention and a ReLU MLP; N(0, 0.02^2) init
 class Rotary(common.Sinusoid):
-    """It turns the pairs (2i, 2i+1) of queries or keys (..., T, d) by t / 10000^(2i/d)."""
+    """Rotate pairs (2i, 2i+1) of queries or keys (..., T, d) by t / 10000^(2i/d)."""
 
     def forward(self, x):
         waves = (math.sqrt(self.size / 2) * self.vectors(x.shape[-2])).to(x.dtype)  # (T, d)
@@ -273,18 +274,18 @@ class Rotary(common.Sinusoid):
 
 
 class Position(nn.Module):
-    """Token vectors X (B, T, D) -> X + P, or LayerNorm(X) + P (Eq. 9); without a P: X."""
+    """Map embeddings X (B, T, D) to X + P, LayerNorm(X) + P (Eq. 9) or, without P, X."""
 
     def __init__(self, pe, positions, width):
         super().__init__()
         self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
-        kind = common.NoEncoding
+        encoding_class = common.NoEncoding
         if pe == "sin":
-            kind = common.Sinusoid
+            encoding_class = common.Sinusoid
         elif "learned" in pe:
-            kind = common.Learned
-        height_1 = math.sqrt(width / 2)  # the length of waves of height 1 (Eq. 5)
-        self.encoding = kind(positions, width, amplitude=height_1)
+            encoding_class = common.Learned
+        norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
+        self.encoding = encoding_class(positions, width, amplitude=norm)
 
     def forward(self, x):
         vectors = self.encoding.vectors(x.shape[1])  # (T, D)
@@ -292,16 +293,16 @@ class Position(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads, turn):
+    def __init__(self, width, heads, rotate):
         super().__init__()
-        self.heads, self.turn = heads, turn
+        self.heads, self.rotate = heads, rotate
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width)
 
     def queries_keys_values(self, x):
         """(B, T, D) -> three (B, heads, T, d)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.turn(q), self.turn(k), v
+        return self.rotate(q), self.rotate(k), v
 
     def forward(self, x):
         y = F.scaled_dot_product_attention(*self.queries_keys_values(x), is_causal=True)
@@ -309,9 +310,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, turn):
+    def __init__(self, width, heads, rotate):
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, turn)
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, rotate)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
@@ -327,8 +328,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
         self.position = Position(pe, positions, width)
-        turn = Rotary(positions, width // heads) if pe == "rotary" else nn.Identity()
-        self.blocks = nn.ModuleList(Block(width, heads, turn) for _ in range(layers))
+        rotate = Rotary(positions, width // heads) if pe == "rotary" else nn.Identity()
+        self.blocks = nn.ModuleList(Block(width, heads, rotate) for _ in range(layers))
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, vocab)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
@@ -337,7 +338,7 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def features(self, batch):
-        """(T, B, D), what is read out."""
+        """Return features (T, B, D)."""
         x = self.position(self.embedding(batch.inputs))  # (B, T, D)
         for block in self.blocks:
             x = block(x)
@@ -346,7 +347,7 @@ class Transformer(nn.Module):
 
 @torch.no_grad()
 def score_by_distance(model, inputs):
-    """The mean q.k / sqrt(d) of layers, heads and windows, by distance 0, 1, ..., T-1."""
+    """Average q.k / sqrt(d) over layers, heads and windows, at distances 0 to T-1."""
     x, means = model.position(model.embedding(inputs)), []
     for block in model.blocks:
         q, k, _ = block.attention.queries_keys_values(block.norm1(x))  # (B, heads, T, d)

@@ -3,12 +3,12 @@
     python rarity.py --model s4d --pe sin --vocab 256 --meanings 16 --seed 0
     python rarity.py --scale desk --all rarity --out results
 
-    in   13 1 24 _ _ _        K = 30 codes, M = 10 answers: the last digit counts
-    out  .  . .  4 1 3        as in reverse.py, except that code c is answered by c mod M
+    in   13 1 24 _ _ _        K = 30 codes, M = 10 answers: the last digit
+    out  .  . .  4 1 3        as in reverse.py, but the target of code c is c mod M
 
-A larger K makes each token rarer and leaves more to remember. Here K sets how rare each input
-token is, and M how much has to be remembered of it. With M = K this is reverse.py's task, and
-its trials are reverse.py's.
+A larger K makes each token rarer and leaves more to remember. Here K sets the rarity of each
+input token, and M the information to remember per token. With M = K, the task and the trials
+are those of reverse.py.
 """
 
 from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
@@ -35,9 +35,9 @@ from suite.task import Flag
 
 
 class Rarity(Reverse):
-    name = "reverse"  # trials with M = K have the folders of reverse.py
+    name = "reverse"  # trials with M = K share reverse.py's folders
     flags = (
-        Flag("meanings", None, "number of answers, M; divides K (K: reversal)", int, least=2),
+        Flag("meanings", None, "number of answers, M; divides K (default: K)", int, least=2),
     )
 
     @classmethod
@@ -66,31 +66,30 @@ class Rarity(Reverse):
         return batch._replace(targets=batch.targets % self.meanings)
 
 
-MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M; K = 256
+MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M at K = 256
 S4D = dict(iterations=10_000, lr=1e-2)
 
 
-def rarity_at_desk():
-    """256 codes with M answers, and the committed trials of reverse.py at K = M and 256."""
-    new, committed = [], []
+def desk_grid():
+    """Return the grid: 256 codes with M answers; reverse.py's trials at K = M and 256."""
+    new, existing = [], []
     for model, M in MEANINGS.items():
         flags = dict(model=model, **(S4D if model == "s4d" else {}))
         flags |= dict(pe=WITH_CONSTANT, length=32)
         new += cross(**flags, vocab=256, meanings=M, seed=range(17, 23))
         vocabs = [M] if model == "gru" else [M, 256]
-        committed += cross(**flags, vocab=vocabs, seed=range(5, 14))
-    return new + committed
+        existing += cross(**flags, vocab=vocabs, seed=range(5, 14))
+    return new + existing
 
 
 def log_error(result):
-    """An error of zero counts as half an answer of the test."""
+    """Return log error, where zero counts as half an answer."""
     answers = result.config["held_out"] * result.config["length"]
     return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / answers))
 
 
 def compare_codes(model, measure=""):
-    """The two claims, with M answers in both terms: (R1) codes are harder without PE; (R2) PE
-    gains more."""
+    """Yield R1 (no PE: 256 codes are harder than K = M) and R2 (PE's gain is larger)."""
     M = MEANINGS[model]
     plain = dict(model=model, vocab=M, meanings=None)
     codes = dict(model=model, vocab=256, meanings=M)
@@ -108,12 +107,12 @@ def compare_codes(model, measure=""):
 
 
 def compare_sizes():
-    """What the fall in accuracy from K = 16 to 256 consists of."""
+    """Decompose the drop in accuracy from K = 16 to K = 256."""
     for model, pe in itertools.product(["s4d", "lstm"], BOTH):
         small = dict(model=model, pe=pe, vocab=16, meanings=None)
         codes, large = small | dict(vocab=256, meanings=16), small | dict(vocab=256)
         name = f"{name_of(model)}, {ENCODING_NAMES[pe]}:"
-        if pe == "sin":  # without PE it is R1
+        if pe == "sin":  # no PE: already R1
             yield Contrast(f"{name} K = 16 - 256 codes", small, codes)
         yield Contrast(f"{name} K = 16 - K = 256", small, large)
 
@@ -127,7 +126,7 @@ def all_contrasts():
 FAMILY = "Vocabulary size or rarity"
 Rarity.figures["rarity"] = Figure(
     FAMILY,
-    {"desk": rarity_at_desk()},
+    {"desk": desk_grid()},
     metrics=ACCURACY | {"log error": log_error},
     contrasts=(*all_contrasts(),),
     claims=tuple(

@@ -37,7 +37,7 @@ from stability import Stability
 from suite.figures import Result, Results
 from suite.tables import FigureTable, claims_table
 
-TASKS = [*bench.OF_THE_PAPER, Stability, Shakespeare, Beyond, Rarity]
+TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 BEGIN = "<!-- {}: made by python report.py --write, do not edit -->"
 END = "<!-- end of {} -->"
 LEGEND = "Means over seeds ± 95% CI (Student's t); differences: 95% CI, p by Welch's t-test."
@@ -59,8 +59,7 @@ def clean(x):
 
 def make_result(trial, content, figure):
     """The Result in a file; raises where it cannot be used."""
-    if what := files.compare_trial(content, trial.task):
-        raise ValueError(what)
+    files.require_trial(content, trial.task)
     content = clean(content)
     result = Result(
         flags=trial.row,
@@ -104,8 +103,8 @@ def read_lines(result, figure):
 @functools.cache
 def load(task_class, name, scale, out, words):
     """A figure's trials, and the Results of those done. Unusable files are named."""
-    args, given = cli.parse(task_class, ["--scale", scale, "--out", str(out), *words])
-    trials = cli.trials_of_figure(task_class, args, given, name)
+    typed = cli.parse(task_class, ["--scale", scale, "--out", str(out), *words])
+    trials = cli.trials_of_figure(task_class, typed, name)
     found = []
     for trial in trials:
         path = trial.folder / trial.task.file

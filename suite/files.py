@@ -48,7 +48,7 @@ def write(path, content, keep=None, durable=True):
 
 def write_json(path, content, durable=True):
     try:
-        text = json.dumps(content, indent=1, allow_nan=False, default=lambda x: x.tolist())
+        text = json.dumps(content, indent=1, allow_nan=False)
     except ValueError:
         raise End(NOT_FINITE, f"a number is not finite: {path}") from None
     write(path, f"{text}\n".encode(), durable=durable)
@@ -56,11 +56,11 @@ def write_json(path, content, durable=True):
 
 @contextlib.contextmanager
 def naming(path):
-    """Name the file, whatever is in it that cannot be used."""
+    """Name the file that cannot be used, whatever is wrong with its content."""
     try:
         yield
-    except UsageError:
-        raise
+    except UsageError as error:
+        raise UsageError(f"{path} {error} (--overwrite starts anew)") from None
     except Exception as error:  # noqa: BLE001
         raise End(FAILED, f"{path} cannot be read: {error!r}") from None
 
@@ -112,8 +112,7 @@ def lock(folder):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            why = f"{folder} is being run by another process"
-            raise End(RUNNING_ELSEWHERE, why) from None
+            raise End(RUNNING_ELSEWHERE, f"{folder}: another process runs this trial") from None
         LOCKS[folder] = file
         try:
             yield
@@ -123,9 +122,9 @@ def lock(folder):
 
 def clear(folder):
     """Results first: a delete cut short never looks like a finished trial."""
-    results = "result.json", "stability.json"
+    results, checkpoints = ("result.json", "stability.json"), ("previous.pt", "last.pt")
     others = "curve.csv", "config.json", "progress.json"
-    for name in (*results, "previous.pt", "last.pt", *others):
+    for name in results + checkpoints + others:
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "snapshots", ignore_errors=True)
 
@@ -135,25 +134,20 @@ def fingerprints(config):
     return {name: x for name, x in config.items() if name.endswith("_sha256")}
 
 
-def compare_flags(theirs, ours):
-    """How the flags of a file and of a trial differ, in words; or None."""
-    unknown = fingerprints(theirs).keys() - ours.keys()
-    names = sorted((theirs.keys() | ours.keys()) - unknown)
-    differ = [name for name in names if theirs.get(name) != ours.get(name)]
-    what = ", ".join(f"{k} {theirs.get(k)} there, {ours.get(k)} here" for k in differ)
-    return f"was made with other flags or another text: {what}" if differ else None
-
-
-def compare_trial(content, task):
-    """How the task and the flags in a file differ from a trial's."""
-    theirs = content["config"] | {"task": content["task"]}
-    return compare_flags(theirs, task.config | {"task": task.name})
-
-
-def require_same(path, what):
+def require_flags(theirs, ours):
     """Refuse a file that was edited, or copied from another trial."""
-    if what:
-        raise UsageError(f"{path} {what} (--overwrite starts anew)")
+    ours = fingerprints(theirs) | ours
+    names = sorted(theirs.keys() | ours.keys())
+    differ = [name for name in names if theirs.get(name) != ours.get(name)]
+    if differ:
+        what = ", ".join(f"{k} {theirs.get(k)} there, {ours.get(k)} here" for k in differ)
+        raise UsageError(f"was made with other flags or another text: {what}")
+
+
+def require_trial(content, task):
+    """Refuse a file of another trial."""
+    theirs = content["config"] | {"task": content["task"]}
+    require_flags(theirs, task.config | {"task": task.name})
 
 
 def is_finished(task):
@@ -162,11 +156,10 @@ def is_finished(task):
         return False
     path = task.folder / task.file
     content = read_json(path)
-    if content is None:
-        return False
-    with naming(path):
-        require_same(path, compare_trial(content, task))
-    return True
+    if content is not None:
+        with naming(path):
+            require_trial(content, task)
+    return content is not None
 
 
 def show(task):
@@ -184,14 +177,7 @@ def show(task):
 
 
 def show_example(read, wanted, answered):
-    """Three lines; a wrong answer is marked by a star."""
-    lines = {
-        "read": [f"{number} " for number in read],
-        "wanted": [f"{number} " for number in wanted],
-        "answered": [f"{x} " if x == right else f"{x}*" for x, right in zip(answered, wanted)],
-    }
-    width = 1 + max(len(word) for words in lines.values() for word in words)
-    for name, words in lines.items():
-        shown = words[: 80 // width]
-        rest = "..." if len(words) > len(shown) else ""
-        print(f"{name:9}{''.join(word.rjust(width) for word in shown)}{rest}")
+    """The first ten integers of each; a wrong answer is marked by a star."""
+    marked = [x if x == target else f"{x}*" for x, target in zip(answered, wanted)]
+    for name, row in dict(read=read, wanted=wanted, answered=marked).items():
+        print(f"{name:8}", *[f"{x:<6}" for x in row[:10]])

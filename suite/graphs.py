@@ -28,10 +28,12 @@ def compiles():
 
 
 # -- CUDA graphs: a step is captured once, then started by a single launch
-def capture(once, state, pool=None):
-    """A CUDA graph of `once`, after three runs to warm up; state() is then restored."""
+def capture(once, state, pool):
+    """A CUDA graph of `once`, after three runs to warm up; their changes of state() and of
+    random generators are undone."""
     before = {x: x.detach().clone() for x in state()}
-    with warnings.catch_warnings():
+    device = torch.cuda.current_device()
+    with warnings.catch_warnings(), torch.random.fork_rng([device]):
         warnings.simplefilter("ignore")  # Adam's, that it is not in a graph yet
         for _ in range(3):
             once()
@@ -47,36 +49,22 @@ def capture(once, state, pool=None):
     return graph
 
 
-def whole(step, state):
-    """One graph of step(i), of a tensor i -> a function that sets i and replays it."""
-    counter = torch.zeros((), dtype=torch.int64, device="cuda")
-    graph = capture(lambda: step(counter), state)
+def replayed(step, state):
+    """step(inputs), of a tuple of tensors, as a CUDA graph for each size of the inputs.
 
-    def replay(i):
-        counter.fill_(i)
-        graph.replay()
-
-    return replay
-
-
-def by_size(train_step, draw, state):
-    """One graph of train_step(batch) for every size of batch -> a function of i.
-
-    A size's first batch stays as its input: later ones are copied into it before the
-    replay. The graphs share their memory: none keeps anything there from one iteration
-    to the next.
+    The first inputs of a size stay: later ones are copied into them before the replay. The
+    graphs share their memory: none keeps anything there from one iteration to the next.
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()
 
-    def step(i):
-        batch = draw(i)
-        tensors = [x for x in batch if isinstance(x, torch.Tensor)]
+    def replay(inputs):
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         size = tuple(x.shape for x in tensors)
         if size not in graphs:
-            graphs[size] = capture(lambda: train_step(batch), state, pool), tensors
-        graph, there = graphs[size]
-        for into, x in zip(there, tensors):
+            graphs[size] = capture(lambda: step(inputs), state, pool), tensors
+        graph, captured = graphs[size]
+        for into, x in zip(captured, tensors):
             into.copy_(x)
         graph.replay()
 
-    return step
+    return replay

@@ -31,23 +31,22 @@ def cores():
     return os.cpu_count()  # macOS
 
 
-def gpus():
-    """The names of the gpus that this process sees, as CUDA_VISIBLE_DEVICES has them."""
+def choose_device(args):
+    cuda = args.device != "cpu" and torch.cuda.is_available()
+    if args.device == "cuda" and not cuda:
+        raise UsageError("--device cuda: PyTorch finds no CUDA device here (use --device cpu)")
+    if args.precision in ("tf32", "bf16") and not cuda:
+        raise UsageError(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def gpus_of_jobs(args):
+    """CUDA_VISIBLE_DEVICES of as many jobs as fit: one per GPU, or None per CPU core."""
+    if choose_device(args).type == "cpu":
+        return [None] * cores()
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     return [str(n) for n in range(torch.cuda.device_count())]
-
-
-def choose_device(args):
-    found = torch.cuda.is_available()
-    if args.device == "cuda" and not found:
-        raise UsageError(
-            "--device cuda, but PyTorch finds no CUDA device here (use --device cpu)"
-        )
-    cuda = found and args.device != "cpu"
-    if not cuda and args.precision in ("tf32", "bf16"):
-        raise UsageError(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
-    return torch.device("cuda" if cuda else "cpu")
 
 
 class Engine(NamedTuple):
@@ -66,9 +65,6 @@ class Engine(NamedTuple):
             return fast.features(model, batch, self.compiled)
         return model.features(batch)
 
-    def score(self, *inputs):
-        return graphs.pointwise(common.score, self.compiled)(*inputs)
-
 
 @functools.cache
 def onednn_is_exact():
@@ -85,7 +81,7 @@ def onednn_is_exact():
 def choose_engine(args, device):
     """From the flags and the device alone: the same after every resume."""
     cuda, name = device.type == "cuda", args.engine
-    known = name != "torch" and common.LAYERS[args.model] in fast.KNOWN
+    known = name != "torch" and common.LAYERS[args.model] in fast.LAYERS
     known = known and common.ENCODINGS[args.pe].fast
     if name == "fast" and not known:
         what = f"--model {args.model} with --pe {args.pe}"
@@ -133,13 +129,13 @@ def peak_memory(device):
 
 
 def git(*words):
-    """What git prints of this folder; None where there is no git."""
-    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
+    """What git prints in this folder; None where there is no git."""
+    command = ["git", "--no-optional-locks", *words]
+    options = dict(cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, errors="replace")
     try:
-        done = subprocess.run(command, capture_output=True, check=True)
+        return subprocess.check_output(command, **options).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return os.fsdecode(done.stdout).strip()
 
 
 def is_dirty():
@@ -147,13 +143,13 @@ def is_dirty():
     changes = git("status", "--porcelain", "--untracked-files=no")
     if changes is None:
         return None
-    root = Path(git("rev-parse", "--show-toplevel")).resolve()
-    tracked = {root / file for file in git("ls-files", "-z", "--full-name", ":/").split("\0")}
-    modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
-    imported = {Path(file).resolve() for file in modules if file}
-    own = {file for file in imported if file.is_relative_to(root)}
-    installed = {file for file in own if file.is_relative_to(Path(sys.prefix).resolve())}
-    return changes != "" or bool(own - installed - tracked)
+    root, installed = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
+    own = []
+    for module in list(sys.modules.values()):
+        path = Path(getattr(module, "__file__", None) or "/").resolve()
+        if path.is_relative_to(root) and not path.is_relative_to(installed):
+            own.append(path)
+    return changes != "" or git("ls-files", "--error-unmatch", *own) is None
 
 
 def device_name(device):
@@ -164,10 +160,10 @@ def device_name(device):
     return f"cpu: {rest.partition(chr(10))[0] or platform.machine()}"
 
 
-def provenance(argv, engine, device):
+def provenance(engine, device):
     """What is recorded of a process that trains or evaluates."""
     return {
-        "argv": argv,
+        "argv": sys.argv[1:],
         "commit": git("rev-parse", "HEAD"),
         "dirty": is_dirty(),
         "torch": str(torch.__version__),

@@ -1,4 +1,4 @@
-"""Long work shows that it lives: on a terminal by one line, drawn anew each second."""
+"""Long work shows its progress."""
 
 import datetime
 import shutil
@@ -8,29 +8,29 @@ import time
 
 def format_eta(seconds):
     """How long it will still take."""
-    if seconds >= 2 * 86_400:
-        return f"about {seconds / 86_400:.0f} days left"
     return f"{datetime.timedelta(seconds=round(seconds))} left"
 
 
 class LiveLine:
-    """The line that is drawn anew; where there is no terminal it is never due."""
+    """On a terminal one line, redrawn each second; elsewhere a line each minute."""
 
     def __init__(self):
-        self.live = sys.stdout.isatty()
-        self.next = 0  # when it is due
+        self.live, self.due = sys.stdout.isatty(), 0
 
-    def is_due(self):
-        return self.live and time.monotonic() >= self.next
+    def update(self, format_text):
+        """Show format_text() when it is due."""
+        if time.monotonic() >= self.due:
+            self.due = time.monotonic() + (1 if self.live else 60)
+            self.show(format_text())
 
-    def draw(self, text):
-        self.next = time.monotonic() + 1
+    def show(self, text):
+        if not self.live:
+            print(text)
+            return
         width = shutil.get_terminal_size().columns - 1
-        print(f"\r{text[:width]:{width}}", end="")
+        print(f"\r{text[:width]:{width}}\r", end="")
 
     def clear(self):
-        """What is printed next begins a line of its own."""
+        """Make room for what is printed next."""
         if self.live:
-            self.draw("")
-            print("\r", end="")
-            self.next = 0
+            self.show("")

@@ -1,5 +1,6 @@
 """What a script provides: a subclass of `Task`. README.md has an example."""
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 import common
 from suite import files
 
-MOST = 2**31 - 1  # larger numbers overflow
+MOST = 100_000_000  # larger ones might overflow
 SMOKE = dict(
     iterations=20,
     batch=8,
@@ -21,13 +22,6 @@ SMOKE = dict(
     device="cpu",
 )
 
-SCALES = {
-    "paper": "512 units, 300,000 iterations: for a GPU",
-    "desk": "128 or 64 units, minutes to an hour of a CPU core per trial: results/",
-    "quick": "minutes for a whole figure",
-    "smoke": "seconds, for tests",
-}
-
 
 class Flag(NamedTuple):
     """A flag of the command line: `min_length` is --min-length there."""
@@ -35,12 +29,11 @@ class Flag(NamedTuple):
     name: str
     default: object  # None may depend on other flags, see Task.defaults
     help: str
-    type: Callable = str  # int, float, str, bool, or a function of the text
+    type: Callable | None = None  # None: the default's
     least: float = 0  # of int and float
     below: float = MOST
     choices: Iterable | None = None
     affects_result: bool = True  # it changes the result, so it is a part of the folder's name
-    wanted: str = ""  # what would be right, where `type` is a function
 
 
 class Task:
@@ -52,12 +45,11 @@ class Task:
     flags = ()  # its own Flags
     without = ()  # names of shared flags that mean nothing here
     folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> word before its value
-    # True: one CUDA graph serves every batch, so training_batch(i) takes a tensor i, has
-    # fixed shapes and never makes the host wait. False: one graph per size of batch, and
-    # training_batch(i, few_sizes=True) gives tensors of few sizes.
+    # True: the CUDA graph of a step draws its batch, so training_batch(i) takes a tensor i
+    # and never makes the host wait. False: batches are an input, with a graph for each size
     one_graph = True
     file = "result.json"  # what a finished trial has
-    run = None  # a task that does not just train has run(self, argv, stop) -> exit code
+    run = None  # a task that does not just train has run(self) -> exit code
 
     def __init_subclass__(cls):
         cls.scales = {"paper": {}} | cls.scales
@@ -95,11 +87,6 @@ class Task:
 
     def setup(self):
         """Find what a trial needs beside its flags, such as a text. Comes before all else."""
-
-    def describe(self):
-        """The trial in a few words."""
-        words = [f"{before}{self.config[flag]}" for flag, before in self.folder_words.items()]
-        return f"{self.name} {' '.join(words)} seed {self.seed}"
 
     # -- the model
 
@@ -196,10 +183,7 @@ class Task:
 
     def predict(self, model, engine, batch):
         """Answers and cross-entropies, (N, M) each."""
-
-        def features(part):
-            return self.features(model, part, engine)
-
+        features = functools.partial(self.features, model, engine=engine)
         return common.predict(features, model.readout, batch, self.batch)
 
     def evaluate(self, model, engine):
@@ -215,7 +199,7 @@ class Task:
         answers, _ = self.predict(model, engine, batch)
         read = batch.inputs[:, : batch.inputs.shape[1] - batch.commands]
         rows = zip(read.tolist(), batch.targets.tolist(), answers.tolist())
-        return [{"read": r, "wanted": w, "answered": a} for r, w, a in rows]
+        return [dict(zip(("read", "wanted", "answered"), row)) for row in rows]
 
     def summarise(self, metrics, correct):
         """Return the metrics to keep; `correct`, (N, M), marks correct predictions."""

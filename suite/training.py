@@ -6,81 +6,44 @@ how to load a trained model.
 """
 
 import datetime
-import functools
 import sys
 import time
 
-import numpy as np
 import torch
 
 import common
 from common import UsageError
-from suite import files, graphs, machine
+from suite import files, graphs, machine, stop
 from suite.files import FAILED, NOT_FINITE, End
 from suite.progress import LiveLine, format_eta
 
 
-def train(task, argv, stop):
+def train(task):
     """Train a trial from its last checkpoint on, and evaluate it -> the exit code."""
     if files.is_finished(task):
         return files.show(task)
+    if task.args.evaluate and not (task.folder / "result.json").exists():
+        raise UsageError(f"--evaluate is for finished trials: {task.folder} is none")
     device = machine.choose_device(task.args)
     engine = machine.choose_engine(task.args, device)
     machine.prepare(engine, device, task.args.hidden)
     if device.type == "cuda":  # a CUDA graph is not captured on the default stream
         torch.cuda.set_stream(torch.cuda.Stream())
-    if task.args.evaluate:
-        require_files(task.folder, task.file, "last.pt")
     task.build(device)
-    training = Training(task, argv, device, engine)
+    training = Training(task, device, engine)
     with files.lock(task.folder):
         training.setup()
         if not task.args.evaluate:
-            with stop.between_iterations():
-                loop(training, stop)
+            with stop.deferred():
+                training.loop()
         training.finish()
     return files.show(task)
 
 
-def require_files(folder, *names):
-    for name in names:
-        if not (folder / name).exists():
-            raise UsageError(f"--evaluate: {folder} has no {name}; it is for finished trials")
-
-
-def loop(training, stop):
-    """From the iteration after the checkpoint to the last one."""
-    args, line = training.args, LiveLine()
-    started = time.perf_counter() - training.seconds
-    try:
-        for i in range(training.iteration + 1, args.iterations + 1):
-            training.rate.fill_(training.task.rate(i))
-            training.step(i)
-            training.iteration, training.seconds = i, time.perf_counter() - started
-
-            last = i == args.iterations
-            if line.is_due():
-                line.draw(training.say_progress(live=True))
-            if last or i % args.log_every == 0:
-                if not line.live:
-                    print(training.say_progress(live=False))
-                training.log()
-            if args.snapshot_every and (last or i % args.snapshot_every == 0):
-                training.save_snapshot()
-            stopping = stop.requested
-            if last or stopping or i % args.save_every == 0:
-                training.save()
-            if stopping:
-                break
-    finally:  # what is said next begins a line of its own
-        line.clear()
-    print(f"saved at iteration {training.iteration}")
-
-
 class Training:
-    """A model, its optimizer, how far they are, and their folder."""
+    """A model, its optimizer, and the files of a trial."""
 
-    def __init__(self, task, argv, device, engine):
+    def __init__(self, task, device, engine):
         """The state before the first iteration; weights are drawn on the CPU."""
         self.task, self.args, self.folder = task, task.args, task.folder
         self.device, self.engine = device, engine
@@ -98,51 +61,69 @@ class Training:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of curve.csv
         self.iteration, self.seconds, self.rows = 0, 0.0, []
-        self.generators = [torch]  # of dropout and the like
-        if device.type == "cuda":
-            self.generators.append(torch.cuda)
-        self.rng_states = []
+        self.generators = [torch, torch.cuda][: 2 if device.type == "cuda" else 1]
         self.earlier = []  # the records of the processes that trained a part of it
         self.record = {
             "task": task.name,
             "config": task.config,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            **machine.provenance(argv, engine, device),
+            **machine.provenance(engine, device),
         }
+
+    def loop(self):
+        """From the iteration after the checkpoint to the last one, or to a signal."""
+        args, line = self.args, LiveLine()
+        started = time.perf_counter() - self.seconds
+        try:
+            for i in range(self.iteration + 1, args.iterations + 1):
+                self.rate.fill_(self.task.rate(i))
+                self.step(i)
+                self.iteration, self.seconds = i, time.perf_counter() - started
+
+                last = i == args.iterations
+                line.update(self.format_progress)
+                if last or i % args.log_every == 0:
+                    self.log()
+                if args.snapshot_every and (last or i % args.snapshot_every == 0):
+                    self.save_snapshot()
+                ending = last or stop.requested
+                if ending or i % args.save_every == 0:
+                    self.save()
+                if ending:
+                    break
+        finally:
+            line.clear()
+        print(f"saved at iteration {self.iteration}")
 
     # -- a step
 
+    def features(self, model, batch):
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.engine.precision == "bf16"
+        ):
+            return self.task.features(model, batch, self.engine)
+
     def train_step(self, batch):
         """One training step, which may become a CUDA graph: the host never waits in it."""
-        bf16 = self.engine.precision == "bf16"
-
-        def features(model, batch):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-                return self.task.features(model, batch, self.engine)
-
+        score = graphs.pointwise(common.score, self.engine.compiled)
         loss, accuracy = common.train_step(
-            self.model, features, batch, self.optimizer, self.args.clip, self.engine.score
+            self.model, self.features, batch, self.optimizer, self.args.clip, score
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
 
     def build_step(self):
-        """Set step(i), which runs iteration i: directly, as a CUDA graph, or one per size."""
-        batch = self.task.training_batch
-        one_graph = self.engine.graph and self.task.one_graph
-        if one_graph and self.engine.compiled:  # a hundred small kernels become a handful
-            batch = torch.compile(batch, dynamic=False)
-
-        def step(i):
-            self.train_step(batch(i))
-
-        if not self.engine.graph:
-            self.step = step
-        elif one_graph:
-            self.step = graphs.whole(step, self.tensors)
-        else:
-            padded = functools.partial(batch, few_sizes=True)
-            self.step = graphs.by_size(self.train_step, padded, self.tensors)
+        """Set step(i), which runs iteration i: directly or as CUDA graphs."""
+        draw, step = self.task.training_batch, self.train_step
+        if self.engine.graph and self.task.one_graph:
+            if self.engine.compiled:  # a hundred small kernels become a handful
+                draw = torch.compile(draw, dynamic=False)
+            replay = graphs.replayed(lambda inputs: step(draw(*inputs)), self.tensors)
+            self.step = lambda i: replay([torch.full((), i, device=self.device)])
+            return
+        if self.engine.graph:
+            step = graphs.replayed(step, self.tensors)
+        self.step = lambda i: step(draw(i))
 
     def tensors(self):
         """What a training step changes."""
@@ -160,57 +141,39 @@ class Training:
             (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
-        print(
-            f"{self.folder}\n{self.record['parameters']:,} parameters, {self.record['device']}"
-        )
-        print(f"from iteration {self.iteration} on")
+        print(f"{self.folder}, from iteration {self.iteration} on")
         self.build_step()
-        if self.rng_states:
-            self.set_rng_states()  # again: the warm-up of a step draws, too
 
     def load_checkpoint(self):
         """last.pt; if it is damaged, previous.pt; else none. All lead to the same result."""
         for path in (self.folder / "last.pt", self.folder / "previous.pt"):
             try:
                 if path.exists():
-                    self.resume(path)
+                    saved = files.load(path, self.device)
+                    with files.naming(path):
+                        self.set_state(saved)
                     return
             except files.Damaged as damaged:
                 print(f"{damaged.args[1]}, so it is passed over", file=sys.stderr)
                 if not self.args.evaluate:
                     path.unlink()  # or the next save would make it previous.pt
 
-    def resume(self, path):
-        saved = files.load(path, self.device)
-        with files.naming(path):
-            files.require_same(path, files.compare_trial(saved["processes"][-1], self.task))
-            self.set_state(saved)
-
     def set_state(self, saved):
-        """Raises whatever is wrong with the content of a checkpoint."""
+        """Continue from the content of a checkpoint."""
+        files.require_trial(saved["processes"][-1], self.task)
         if saved["iteration"] not in range(self.args.iterations + 1):
             raise ValueError(f"iteration {saved['iteration']}")
-        np.array(saved["rows"], float).reshape(-1, 5)
         self.model.load_state_dict(saved["model"])
         # Our options stay: theirs hold another rate tensor, perhaps on another device
         options = self.optimizer.param_groups
         self.optimizer.load_state_dict(saved["optimizer"])
         self.optimizer.param_groups = options
-        for parameter, moments in self.optimizer.state.items():
-            for name in ("exp_avg", "exp_avg_sq"):
-                moments[name].view_as(parameter)
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
-        self.iteration, self.seconds = saved["iteration"], float(saved["seconds"])
-        self.rows, self.earlier = saved["rows"], [*map(dict, saved["processes"])]
-        self.rng_states = [state.cpu() for state in saved["rng_states"]]
-        self.set_rng_states()
-
-    def set_rng_states(self):
-        """Those of this device: a checkpoint of a GPU may have one more."""
-        cpu, *cuda = self.rng_states
-        for source, state in zip(self.generators, [cpu, *cuda]):
-            source.set_rng_state(state)
+        self.iteration, self.seconds = saved["iteration"], saved["seconds"]
+        self.rows, self.earlier = saved["rows"], saved["processes"]
+        for generator, state in zip(self.generators, saved["rng_states"]):
+            generator.set_rng_state(state.cpu())
 
     def save(self):
         """Write last.pt; the one before becomes previous.pt."""
@@ -222,11 +185,13 @@ class Training:
             "rows": self.rows,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng_states": [source.get_rng_state() for source in self.generators],
+            "rng_states": [generator.get_rng_state() for generator in self.generators],
             "processes": [*self.earlier, self.record | {"until": self.iteration}],
         }
+        rows = [["iteration,loss,accuracy,learning_rate,seconds"], *self.rows]
+        curve = "".join(f"{','.join(map(str, row))}\n" for row in rows)
+        files.write(self.folder / "curve.csv", curve.encode())
         files.save(self.folder / "last.pt", content, keep=self.folder / "previous.pt")
-        self.write_curve()
 
     def save_snapshot(self):
         self.require_finite()
@@ -236,49 +201,39 @@ class Training:
     def require_finite(self):
         numbers = [*self.sums.values(), *self.model.parameters()]
         if not torch.stack([x.isfinite().all() for x in numbers]).all():
-            why = f"not finite at iteration {self.iteration}; the last checkpoint is kept"
-            raise End(NOT_FINITE, why)
+            why = "the last checkpoint is kept"
+            raise End(NOT_FINITE, f"not finite at iteration {self.iteration}; {why}")
 
     def log(self):
         """Add a row to curve.csv, the means since the last one; report progress to --all."""
         self.require_finite()
-        means = self.means()
+        loss, accuracy = self.means()
         for x in self.sums.values():
             x.zero_()
-        rate, seconds = self.task.rate(self.iteration), round(self.seconds, 3)
-        self.rows.append([self.iteration, *means, rate, seconds])
+        rate = self.task.rate(self.iteration)
+        self.rows.append([self.iteration, loss, accuracy, rate, round(self.seconds, 3)])
         share = self.iteration / self.args.iterations
-        progress = dict(share=share, accuracy=means[1], duration=self.seconds / share)
+        progress = dict(share=share, accuracy=accuracy, duration=self.seconds / share)
         files.write_json(self.folder / "progress.json", progress, durable=False)
 
     def means(self):
         """Of loss and accuracy since the last row of curve.csv."""
-        at = self.rows[-1][0] if self.rows else 0
-        return [x.item() / (self.iteration - at) for x in self.sums.values()]
+        start = self.rows[-1][0] if self.rows else 0
+        return [x.item() / (self.iteration - start) for x in self.sums.values()]
 
-    def say_progress(self, live):
-        """A line on how far this is; waits for the device."""
+    def format_progress(self):
+        """A line on how far this is, which a narrow terminal cuts; waits for the device."""
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
         left = format_eta((iterations / i - 1) * self.seconds)
-        if not live:
-            means = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
-            return f"iteration {i}/{iterations}  {means}  {left}"
-        far = f"{i / iterations:.0%}  {left}"  # first: a terminal may be narrow
-        means = f"accuracy {accuracy:.2f}  loss {loss:.3f}"
-        done = f"{i:,} of {iterations:,}, {i / self.seconds:.3g}/s"
-        return f"{self.task.describe()}  {far}  {means}  {done}"
-
-    def write_curve(self):
-        lines = ["iteration,loss,accuracy,learning_rate,seconds"]
-        lines += [",".join(map(str, row)) for row in self.rows]
-        files.write(self.folder / "curve.csv", "\n".join([*lines, ""]).encode())
+        means = f"accuracy {accuracy:.4f}  loss {loss:.4f}"
+        speed = f"iteration {i}/{iterations}, {i / self.seconds:.3g}/s"
+        return f"{i / iterations:.0%}  {left}  {means}  {speed}"
 
     def finish(self):
         """Evaluate and write result.json; delete what only an unfinished trial needs."""
         if self.iteration < self.args.iterations:  # --evaluate, and last.pt was damaged
             raise End(FAILED, f"{self.folder} has no checkpoint of its last iteration")
-        self.write_curve()
         self.model.eval()
         record, earlier = self.record, self.earlier
         if self.args.evaluate:  # the provenance stays that of the training
