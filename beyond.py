@@ -183,7 +183,7 @@ Beyond.figures["fig2-more"] = Figure(
 )
 
 Beyond.figures["fig2-all"] = Figure(
-    "Reverse ordering, all nine seeds",
+    "Reversal, L = 32, 128 units, nine seeds",
     {"desk": model_grid(**DESK_GRID, seed=range(5, 14))},
     summaries=OVER_K,
 )
