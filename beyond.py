@@ -8,7 +8,7 @@
 Task and trial folders are those of reverse.py.
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 import functools
 import math
@@ -20,8 +20,8 @@ from torch import nn
 
 import common
 from common import UsageError, select, span
-from delayed_add import which_encoding
-from reverse import AT_DESK, OF_FIG13, Reverse, compare_vectors, cross_models
+from delayed_add import ablate_encoding
+from reverse import DESK_GRID, FIG13_ENCODINGS, Reverse, compare_vectors, model_grid
 from suite.figures import (
     AREA,
     BOTH,
@@ -158,13 +158,13 @@ PAPER_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3)
 EARLY = dict(model="gru", pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3))
 Beyond.figures["fig2-short"] = Figure(
     "Reverse ordering, L = 16",
-    {"desk": cross_models([16, 64, 256], [64, 256, 1024])},
+    {"desk": model_grid([16, 64, 256], [64, 256, 1024])},
     metrics=WITH_EDITS,
     summaries=(K95,),
 )
 Beyond.figures["fig2-short-twice"] = Figure(
     "Reverse ordering, L = 16, 2x training budget",
-    {"desk": cross_models([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000)},
+    {"desk": model_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000)},
     metrics=WITH_EDITS,
 )
 Beyond.figures["fig2-early"] = Figure(
@@ -176,7 +176,7 @@ Beyond.figures["fig2-early"] = Figure(
 FAMILY = "Longer training; replication of Fig. 2"
 Beyond.figures["fig2-more"] = Figure(
     "Reverse ordering, seeds 11 to 13",
-    {"desk": cross_models(**AT_DESK, seed=range(11, 14))},
+    {"desk": model_grid(**DESK_GRID, seed=range(11, 14))},
     claims=tuple(Claim(FAMILY, AREA, dict(model=model)) for model in ("gru", "lstm", "s4d")),
     metrics=WITH_EDITS,
     summaries=OVER_K,
@@ -184,17 +184,17 @@ Beyond.figures["fig2-more"] = Figure(
 
 Beyond.figures["fig2-all"] = Figure(
     "Reversal, L = 32, 128 units, nine seeds",
-    {"desk": cross_models(**AT_DESK, seed=range(5, 14))},
+    {"desk": model_grid(**DESK_GRID, seed=range(5, 14))},
     summaries=OVER_K,
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
-Beyond.figures["clocks"] = which_encoding(
+Beyond.figures["clocks"] = ablate_encoding(
     "Reverse ordering", dict(model="gru", iterations=2000, **SMALL)
 )
 Beyond.figures["fig14-fixed"] = Figure(
     "Other encodings, fixed length",
-    {"desk": cross(**SMALL_LSTM, pe=["dup", *OF_FIG13])},
+    {"desk": cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS])},
     contrasts=(*compare_vectors("dup"),),
     x="pe",
 )

@@ -1,9 +1,11 @@
-"""The paper: model, loss, training step, schedule; then encodings, layers, data, metrics.
+"""The paper's models: loss, training step, schedule, encodings, layers, data and metrics.
 
-suite/fast.py computes the same numbers faster. Letters: B batch, T time steps, L input
-length, M answered steps, K vocabulary, E size of embedding and encoding, H hidden size,
-N states of S4D; also N rows of a set, W integers of a row, R max_redraws of candidates. Batches
-are (B, T); inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
+This is the reference implementation; suite/fast.py computes the same numbers faster.
+
+Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
+E embedding (and encoding) size, H hidden size, N state size of S4D. For data, N is the number
+of rows, W their width, and R the number of redraws. Batches are (B, T); inside a model time
+comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
 import math
@@ -16,56 +18,56 @@ from torch import nn
 
 
 class UsageError(ValueError):
-    """The user's mistake, said in one line."""
+    """Invalid user input, explained in one line."""
 
 
-# -- The model (section 3.2), its loss, its training step and the schedule
+# -- Model (section 3.2), loss, training step, learning-rate schedule
 class Model(nn.Module):
-    """Embedding -> joined with the encoding -> one layer -> linear readout."""
+    """Embedding joined with the positional encoding, one layer, linear readout."""
 
     def __init__(
         self,
-        layer,  # a value of LAYERS: layer(inputs, hidden)
+        layer,  # a value of LAYERS, called as layer(input_size, hidden)
         encoding,  # a name in ENCODINGS
         vocab,
         embed=512,
         hidden=512,
-        positions=128,  # steps that the encoding's table covers
+        positions=128,  # time steps in the encoding's table
         **encoding_options,
     ):
         super().__init__()
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
         self.encoding = ENCODINGS[encoding](positions, embed, **encoding_options)
-        self.layer = layer(self.encoding.inputs, hidden)
+        self.layer = layer(self.encoding.output_size, hidden)
         self.readout = nn.Linear(hidden, vocab)
 
     def features(self, batch):
-        """(M, B, H): the layer's outputs at the answered steps."""
+        """Return the layer's outputs at the target steps, (M, B, H)."""
         tokens = self.embedding(batch.inputs.T)  # (T, B, E)
         x = self.encoding.join(tokens)  # (T, B, E or 2E)
         return self.layer(x, batch.steps)
 
     def forward(self, batch):
-        """(M, B, K): the logits at the answered steps."""
+        """Return the logits at the target steps, (M, B, K)."""
         return self.readout(self.features(batch))
 
 
 class Batch(NamedTuple):
-    """What a model reads and what it has to answer."""
+    """Input tokens, targets, and the time steps of the targets."""
 
     inputs: torch.Tensor  # (B, T) integers; K is the command
     targets: torch.Tensor  # (B, M)
-    steps: slice | torch.Tensor  # the answered ones: a slice for all rows, or (B, M)
-    weight: torch.Tensor | None = None  # (B, M) 1 where there is an answer, 0: padding
-    commands: int = 0  # so many last steps read the command in every row
-    sizes: torch.Tensor | None = None  # of packed rows, see lm_wikitext.py
+    steps: slice | torch.Tensor  # target steps: a slice for all rows, or (B, M)
+    weight: torch.Tensor | None = None  # (B, M), 1 for targets, 0 for padding
+    commands: int = 0  # final steps at which every row reads the command
+    sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
 
-    def rows(self, part):
-        """The batch of some of its rows."""
-        return Batch(*(x[part] if isinstance(x, torch.Tensor) else x for x in self))
+    def rows(self, subset):
+        """Return the batch of a subset of its rows."""
+        return Batch(*(x[subset] if isinstance(x, torch.Tensor) else x for x in self))
 
-    def answers(self):
-        """Targets (M B,) in the order of the features, and their weights in a mean."""
+    def flat_targets(self):
+        """Return the targets and their weights, (M * B,), in the order of the features."""
         targets = self.targets.T.flatten()
         if self.weight is None:
             return targets, torch.full_like(targets, 1 / len(targets), dtype=torch.double)
@@ -74,59 +76,58 @@ class Batch(NamedTuple):
 
 
 def score(logits, target, weights):
-    """-> the loss and the accuracy, weighted sums over rows; target and weights are (n, 1).
+    """Return loss and accuracy, weighted sums over the n rows; target, weights are (n, 1).
 
-    The logits (n, K) are overwritten by the gradient of the loss, softmax - one-hot.
+    Overwrites the logits, (n, K), with their gradient, weights * (softmax - one-hot).
     """
-    top, predicted = logits.max(1, keepdim=True)
+    max_logit, predicted = logits.max(1, keepdim=True)
     target_logit = logits.gather(1, target)
-    total = logits.sub_(top).exp_().sum(1, keepdim=True)
-    loss = ((top - target_logit + total.log()) * weights).sum()
+    sum_exp = logits.sub_(max_logit).exp_().sum(1, keepdim=True)
+    loss = ((max_logit - target_logit + sum_exp.log()) * weights).sum()
     accuracy = ((predicted == target) * weights).sum()
-    logits.mul_(weights / total)
+    logits.mul_(weights / sum_exp)
     logits.scatter_(1, target, logits.gather(1, target) - weights)
     return loss, accuracy
 
 
-def chunk_rows(matrix):
-    """How many rows of features are read out at a time: 2^25 logits, on CUDA 2^27."""
-    return max(1, 2 ** (27 if matrix.is_cuda else 25) // len(matrix))
+def rows_per_chunk(weight):
+    """Return the number of rows that have 2^25 logits in total (CUDA: 2^27)."""
+    return max(1, 2 ** (27 if weight.is_cuda else 25) // len(weight))
 
 
-class CrossEntropy(torch.autograd.Function):
-    """The mean cross-entropy of a linear readout, and the accuracy.
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy and accuracy of a linear readout, computed in chunks of rows.
 
-    It works on chunks of rows, and computes gradients with the loss: all N x K logits never
-    exist together.
+    The forward pass also computes the gradients, so the (N, K) logits are never stored.
     """
 
     @staticmethod
-    def forward(ctx, features, matrix, bias, targets, weights, score):
-        low, low_bias = matrix.to(features.dtype), bias.to(features.dtype)
+    def forward(ctx, features, weight, bias, targets, target_weights, score):
+        weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
-        gradients = [torch.zeros_like(x) for x in (features, matrix, bias)]
-        d_features, d_matrix, d_bias = gradients
-        rows = chunk_rows(matrix)
-        ones = matrix.new_ones(min(rows, len(features)))
+        gradients = [torch.zeros_like(x) for x in (features, weight, bias)]
+        d_features, d_weight, d_bias = gradients
+        rows = rows_per_chunk(weight)
+        ones = weight.new_ones(min(rows, len(features)))
         for start in range(0, len(features), rows):
-            part = slice(start, start + rows)
-            logits = torch.addmm(low_bias, features[part], low.T).to(matrix.dtype)  # (n, K)
-            part_weights = weights[part, None].to(matrix.dtype)
-            part_loss, part_accuracy = score(logits, targets[part, None], part_weights)
-            loss += part_loss
-            accuracy += part_accuracy
-            if not ctx.needs_input_grad[0]:  # an evaluation
+            chunk = slice(start, start + rows)
+            logits = torch.addmm(bias_cast, features[chunk], weight_cast.T).to(weight.dtype)
+            chunk_weights = target_weights[chunk, None].to(weight.dtype)
+            chunk_loss, chunk_accuracy = score(logits, targets[chunk, None], chunk_weights)
+            loss += chunk_loss
+            accuracy += chunk_accuracy
+            if not ctx.needs_input_grad[0]:  # evaluation
                 continue
-            d = logits.to(low.dtype)
-            torch.mm(d, low, out=d_features[part])
-            if matrix.is_cuda and d.dtype == d_matrix.dtype:  # a CPU would round otherwise
-                d_matrix.addmm_(d.T, features[part])
+            d_logits = logits.to(weight_cast.dtype)  # score has replaced logits by gradients
+            torch.mm(d_logits, weight_cast, out=d_features[chunk])
+            if weight.is_cuda and d_logits.dtype == d_weight.dtype:  # CPU: rounds differently
+                d_weight.addmm_(d_logits.T, features[chunk])
             else:
-                d_matrix += d.T @ features[part]
-            if matrix.is_cuda:
-                d_bias.addmv_(logits.T, ones[: len(d)])
+                d_weight += d_logits.T @ features[chunk]
+            if weight.is_cuda:
+                d_bias.addmv_(logits.T, ones[: len(d_logits)])
             else:
-                d_bias += d.sum(0)
+                d_bias += d_logits.sum(0)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(accuracy)
         return loss, accuracy
@@ -134,21 +135,21 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
-        d_inputs = [d * d_loss.to(d.dtype) for d in ctx.saved_tensors]
+        d_inputs = [d_input * d_loss.to(d_input.dtype) for d_input in ctx.saved_tensors]
         return *d_inputs, None, None, None
 
 
 def loss_and_accuracy(features, readout, batch, score=score):
-    """Mean cross-entropy and fraction correct; features are (M, B, H) or packed, (N, H)."""
-    features, (targets, weights) = features.flatten(0, -2), batch.answers()
+    """Return mean cross-entropy and accuracy; features are (M, B, H) or packed, (N, H)."""
+    features, (targets, weights) = features.flatten(0, -2), batch.flat_targets()
     parameters = readout.weight, readout.bias
-    return CrossEntropy.apply(features, *parameters, targets, weights, score)
+    return ChunkedCrossEntropy.apply(features, *parameters, targets, weights, score)
 
 
 def train_step(model, features, batch, optimizer, clip, score=score):
-    """A step of Adam -> loss and accuracy, without host-device synchronisation.
+    """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
-    features(model, batch) is what an engine computes; `score` may be compiled.
+    `features(model, batch)` is an engine's forward pass; `score` may be compiled.
     """
     h = features(model, batch)
     loss, accuracy = loss_and_accuracy(h, model.readout, batch, score)
@@ -160,15 +161,15 @@ def train_step(model, features, batch, optimizer, clip, score=score):
 
 
 def learning_rate(i, peak, warmup, iterations):
-    """The rate of iteration i, from 1 on: linear warm-up, then half a cosine down to 0."""
+    """Return the rate of iteration i = 1, 2, ...: linear warm-up, then cosine decay to 0."""
     if i <= warmup:
         return peak * i / warmup
     return peak / 2 * (1 + math.cos(math.pi * (i - warmup) / (iterations - warmup)))
 
 
-# -- Encodings of the time step (section 3.2, Appendices C and D)
+# -- Positional encodings (section 3.2, Appendices C and D)
 def sinusoid(positions, size):
-    """(positions, size): sin, cos of t / 10000^(2i/size) in turn; unit norm (Eqs. 1-2)."""
+    """Return the sinusoidal PE of Eqs. 1-2, scaled to unit norm, (positions, size)."""
     t = torch.arange(positions, dtype=torch.float64)[:, None]
     frequency = 10000 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = t * frequency
@@ -177,47 +178,47 @@ def sinusoid(positions, size):
 
 
 class Encoding(nn.Module):
-    """A vector for every time step, concatenated with the token's embedding or added.
+    """One vector per time step, concatenated with the token embedding or added to it.
 
-    Vectors have norm `amplitude`, by default the encoding's own; steps in `unencoded`
-    get zeros. A subclass defines make(positions, size), the table of these vectors.
+    Vectors are scaled to norm `amplitude` (default: the encoding's own) and are zero at the
+    steps in `unencoded`. A subclass defines make_table(positions, size).
     """
 
-    drawn = True  # at random, so the table is kept with the weights
-    fast = True  # suite/fast.py reads `vectors` alone; False: `join` does something else
+    save_table = True  # in checkpoints; False where the table can be recomputed
+    fast = True  # suite/fast.py calls `vectors` only; False where `join` does anything else
 
     def __init__(
         self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
     ):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
-        self.inputs = size if combine == "add" else 2 * size  # of the layer
+        self.output_size = size if combine == "add" else 2 * size  # width of join's result
         norm = self.default_norm(size)
         self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
-        table = self.make(positions, size)
+        table = self.make_table(positions, size)
         if isinstance(table, nn.Parameter):
             self.table = table
         else:
-            self.register_buffer("table", table, persistent=self.drawn)
+            self.register_buffer("table", table, persistent=self.save_table)
 
     @staticmethod
     def default_norm(size):
-        """The norm of the table's vectors; None: there is no table."""
+        """Return the norm of the table's vectors; None without a table."""
         return 1.0
 
-    def make(self, positions, size):
-        """(positions, size), or (1, size) of a vector for all steps."""
+    def make_table(self, positions, size):
+        """Return the table, (positions, size), or (1, size) if all steps share one vector."""
         raise NotImplementedError
 
     def vectors(self, time):
-        """(time, E) of the steps 0..time-1; None: there is nothing but the tokens."""
+        """Return the vectors of steps 0 to time - 1, (time, E); None without a table."""
         vectors = self.scale * self.table[:time].expand(time, -1)
         if self.unencoded is not None:
             vectors[self.unencoded] = 0
         return vectors
 
     def join(self, tokens):
-        """(T, B, E) embeddings, each with the vector of its step -> (T, B, E or 2E)."""
+        """Join embeddings, (T, B, E), with the vectors of their steps, to (T, B, E or 2E)."""
         vectors = self.vectors(len(tokens))[:, None].to(tokens.dtype)  # (T, 1, E)
         if self.combine == "add":
             return tokens + vectors
@@ -225,20 +226,20 @@ class Encoding(nn.Module):
 
 
 class Sinusoid(Encoding):
-    """The paper's encoding: sine and cosine of the step at many frequencies (Eqs. 1-2).
+    """The paper's encoding: sines and cosines of the time step (Eqs. 1-2).
 
-    `bands` = (low, high) keeps that part of the frequencies, from 0, the fastest, to 1, the
-    slowest. The others are zero; the vectors are scaled to norm 1.
+    `bands` = (low, high) keeps a range of frequencies, where 0 is the highest frequency and 1
+    the lowest. The others are zeroed, and the vectors are rescaled to unit norm.
     """
 
-    drawn = False
+    save_table = False
 
-    def make(self, positions, size):
+    def make_table(self, positions, size):
         if size % 2:
-            raise UsageError(f"--embed {size} is odd: a sinusoid is pairs of sine and cosine")
+            raise UsageError(f"--embed {size} is odd: sinusoidal PE has sine-cosine pairs")
         n = size // 2
         low, high = self.bands
-        # Frequencies `first` to `stop` - 1 are kept
+        # Keep frequencies `first` to `stop` - 1
         first, stop = (sum(i / n < end for i in range(n)) for end in self.bands)
         if first == stop:
             raise UsageError(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
@@ -249,63 +250,63 @@ class Sinusoid(Encoding):
 
 
 class Random(Encoding):
-    """Fixed unit vectors, uniform on the sphere."""
+    """Fixed random unit vectors, uniform on the sphere."""
 
-    def make(self, positions, size):
+    def make_table(self, positions, size):
         return F.normalize(torch.randn(positions, size), dim=1)
 
 
 class Constant(Encoding):
     """The control: one fixed random unit vector at every step, so no position."""
 
-    def make(self, positions, size):
+    def make_table(self, positions, size):
         return F.normalize(torch.randn(1, size), dim=1)
 
 
 class Learned(Encoding):
-    """A learned vector per step, initialised as nn.Embedding; `amplitude`: its initial norm."""
+    """Learned vectors, initialised as nn.Embedding; `amplitude` is their initial norm."""
 
     @staticmethod
     def default_norm(size):
         return math.sqrt(size)
 
-    def make(self, positions, size):
+    def make_table(self, positions, size):
         table = nn.Parameter(self.scale * torch.randn(positions, size))
-        self.scale = 1.0  # what is learned is not scaled again
+        self.scale = 1.0  # the table is scaled already
         return table
 
 
 class Ramp(Encoding):
-    """A fixed random unit vector times t / positions: no period. The last has norm 1."""
+    """A fixed random unit vector times t / positions, t = 1, 2, ...: not periodic."""
 
-    def make(self, positions, size):
+    def make_table(self, positions, size):
         time = torch.arange(1, positions + 1)[:, None] / positions
         return time * F.normalize(torch.randn(size), dim=0)
 
 
 class Counter(Encoding):
-    """The step in binary, as -1 and 1, lowest digit first, repeated to fill the row."""
+    """The time step in binary, bits as -1 and 1, lowest first, repeated to fill the vector."""
 
-    drawn = False
+    save_table = False
 
-    def make(self, positions, size):
-        digits = max(1, (positions - 1).bit_length())
-        if size < digits:
-            raise UsageError(f"--embed {size}: {positions} steps have {digits} binary digits")
-        column = torch.arange(size) % digits
-        digit = (torch.arange(positions)[:, None] >> column) & 1  # (positions, size)
-        return (2 * digit - 1) / math.sqrt(size)
+    def make_table(self, positions, size):
+        bits = max(1, (positions - 1).bit_length())
+        if size < bits:
+            raise UsageError(f"--embed {size} is below the {bits} bits of {positions} steps")
+        column = torch.arange(size) % bits
+        bit = (torch.arange(positions)[:, None] >> column) & 1  # (positions, size)
+        return (2 * bit - 1) / math.sqrt(size)
 
 
 class Shuffled(Encoding):
-    """The sinusoid's vectors in a fixed random order: neighbours are unlike."""
+    """The sinusoidal vectors in a fixed random order: not continuous in time."""
 
-    def make(self, positions, size):
-        return Sinusoid.make(self, positions, size)[torch.randperm(positions)]
+    def make_table(self, positions, size):
+        return Sinusoid.make_table(self, positions, size)[torch.randperm(positions)]
 
 
 class NoEncoding(Encoding):
-    """No encoding: the layer reads the embedding alone."""
+    """No positional encoding: the layer reads the embedding alone."""
 
     copies = 1
 
@@ -313,8 +314,8 @@ class NoEncoding(Encoding):
     def default_norm(size):
         return None
 
-    def make(self, positions, size):
-        self.inputs = self.copies * size
+    def make_table(self, positions, size):
+        self.output_size = self.copies * size
 
     def vectors(self, time):
         return None
@@ -324,7 +325,7 @@ class NoEncoding(Encoding):
 
 
 class DuplicatedEmbedding(NoEncoding):
-    """The embedding twice: as many parameters as with PE, no position (Appendix C)."""
+    """The embedding twice: PE's number of parameters, but no position (Appendix C)."""
 
     copies = 2
 
@@ -335,7 +336,7 @@ ENCODINGS = {
     "random": Random,
     "learned": Learned,
     "dup": DuplicatedEmbedding,
-    # our controls
+    # not in the paper
     "constant": Constant,
     "ramp": Ramp,
     "counter": Counter,
@@ -343,16 +344,16 @@ ENCODINGS = {
 }
 
 
-# -- Layers: layer(x, steps) maps (T, B, inputs) to outputs at the answered steps, (M, B, H)
+# -- Layers: layer(x, steps) maps x, (T, B, input_size), to outputs at target steps, (M, B, H)
 def select(h, steps):
-    """(T, B, H) -> the answered steps, (M, B, H)."""
+    """Select the target steps of h, (T, B, H), as (M, B, H)."""
     if isinstance(steps, slice):
         return h[steps]
     return h[steps.T, torch.arange(len(steps), device=h.device)]
 
 
 def span(steps, time):
-    """The first step that has to be computed to answer these, and one past the last."""
+    """Return the range [start, stop) of steps whose outputs have to be computed."""
     return steps.indices(time)[:2] if isinstance(steps, slice) else (0, time)
 
 
@@ -367,13 +368,12 @@ class LSTM(nn.LSTM):
 
 
 class S4D(nn.Module):
-    """A linear map of the input, a diagonal state-space layer (Gu et al., 2022), GELU, a
-    gated linear map."""
+    """A linear map, a diagonal SSM (Gu et al., 2022), GELU, a linear map with GLU."""
 
-    def __init__(self, inputs, hidden, order=64):
+    def __init__(self, input_size, hidden, order=64):
         super().__init__()
-        pairs = order // 2  # of conjugate poles: half of them is enough
-        self.project = nn.Linear(inputs, hidden)
+        pairs = order // 2  # conjugate pairs of states, of which one is stored
+        self.project = nn.Linear(input_size, hidden)
         log_dt = torch.empty(hidden).uniform_(math.log(1e-3), math.log(1e-1))
         self.log_dt = nn.Parameter(log_dt)
         C = torch.randn(hidden, pairs, dtype=torch.cfloat)
@@ -385,16 +385,16 @@ class S4D(nn.Module):
         self.mix = nn.Linear(hidden, 2 * hidden)
 
     def discretise(self):
-        """dt A, and the zero-order-hold weights C (exp(dt A) - 1) / A; (H, N/2), complex."""
+        """Return dt A and the zero-order-hold weights C (exp(dt A) - 1) / A, (H, N/2)."""
         A = torch.complex(-self.log_A_real.exp(), self.A_imag)
         dtA = A * self.log_dt.exp()[:, None]
         return dtA, torch.view_as_complex(self.C) * (dtA.exp() - 1) / A
 
     def kernel(self, time):
-        """(H, time): the response to an impulse, 2 Re sum_n w_n exp(l dt A_n), l = 0, 1, ...
+        """Return the convolution kernel 2 Re sum_n w_n exp(l dt A_n), l < time: (H, time).
 
-        It is a product of two tables: exp(l dt A) = exp(S i dt A) exp(j dt A) with
-        l = S i + j, where S is the stride.
+        It is a matmul of two tables: exp(l dt A) = exp(S i dt A) exp(j dt A), where
+        l = S i + j and S is the stride.
         """
         dtA, weights = self.discretise()
         stride = math.isqrt(time - 1) + 1
@@ -404,10 +404,11 @@ class S4D(nn.Module):
         columns = (dtA[..., None] * j).exp()  # (H, N/2, S)
         rows = torch.cat([rows.real, -rows.imag], 1)
         columns = torch.cat([columns.real, columns.imag], 1)
-        return self.kernel_of_tables(rows, columns, time)
+        return self.kernel_from_tables(rows, columns, time)
 
-    def kernel_of_tables(self, rows, columns, time):
-        if rows.is_cuda:  # where products may be in tf32 or bf16: too coarse for this sum
+    def kernel_from_tables(self, rows, columns, time):
+        """Multiply the two tables, in double precision on CUDA: (H, time)."""
+        if rows.is_cuda:  # a tf32 or bf16 matmul is too coarse for this sum
             rows, columns = rows.double(), columns.double()
         return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(self.D.dtype)
 
@@ -415,25 +416,25 @@ class S4D(nn.Module):
         start, stop = span(steps, len(x))
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
         kernel = F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
-        toeplitz = kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop), last answer first
+        toeplitz = kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop), last step first
         y = (toeplitz @ u[:, :stop].contiguous()).flip(1)  # (H, M, B)
-        return self.emit(y + self.D[:, None, None] * u[:, start:stop], steps)
+        return self.output(y + self.D[:, None, None] * u[:, start:stop], steps)
 
-    def emit(self, y, steps):
-        """(H, M, B) convolved inputs -> (M, B, H)"""
+    def output(self, y, steps):
+        """Map the convolved inputs, (H, M, B), to the layer's outputs, (M, B, H)."""
         h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))
         return h if isinstance(steps, slice) else select(h, steps)
 
 
-# -- Data: integers are pure functions of (seed, stream, iteration), alike on every device
-TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # streams; the last: stability.py's pairs
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as an int64
+# -- Data: pure functions of (seed, stream, iteration), identical on every device
+TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # streams; ANALYSIS: the pairs of stability.py
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment as int64
 
 
 def splitmix64_mix(x):
-    """Turn int64 counters into random bits, as splitmix64 ends.
+    """Mix int64 counters into random bits: the output function of splitmix64.
 
-    Products wrap, and the masks make >> logical.
+    Multiplication wraps around; the masks make >> a logical shift.
     """
     x = (x ^ (x >> 30 & (1 << 34) - 1)) * (0xBF58476D1CE4E5B9 - 2**64)
     x = (x ^ (x >> 27 & (1 << 37) - 1)) * (0x94D049BB133111EB - 2**64)
@@ -441,7 +442,7 @@ def splitmix64_mix(x):
 
 
 def key(*counters, device="cpu"):
-    """One random int64 of counters, each a Python integer or a 0-dimensional tensor."""
+    """Hash counters, Python integers or 0-dimensional tensors, to one random int64."""
     k = torch.zeros((), dtype=torch.int64, device=device)
     for counter in counters:
         k = splitmix64_mix(k + GOLDEN + counter)
@@ -449,30 +450,31 @@ def key(*counters, device="cpu"):
 
 
 def random_bits(k, shape):
-    """64 random bits for every element of `shape`: splitmix64 started at the key."""
+    """Return 64 random bits for each element of `shape`, by splitmix64 seeded with k."""
     n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
-    n = n + (k - k)  # or torch.compile takes n for an index; n * GOLDEN has to overflow
+    n = n + (k - k)  # else torch.compile treats n as an index, and n * GOLDEN must wrap
     return splitmix64_mix(k + n * GOLDEN).view(shape)
 
 
 def scale_bits(bits, vocab):
-    """The low 32 random bits as an integer in 0..vocab-1 (bias below vocab / 2^32)."""
+    """Scale the low 32 bits to an integer in [0, vocab); the bias is below vocab / 2^32."""
     return (bits & 0xFFFFFFFF) * vocab >> 32
 
 
 def uniform_integers(k, shape, vocab):
+    """Draw integers in [0, vocab), as a function of the key k alone."""
     return scale_bits(random_bits(k, shape), vocab)
 
 
 def hash_rows(rows):
-    """(..., W) integers -> (...) a 64-bit hash of each row: a sum over its positions."""
+    """Hash each row, (..., W), to 64 bits, as a sum over its positions: (...)."""
     position = torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device)
     return splitmix64_mix(rows * GOLDEN + position).sum(-1)
 
 
 def distinct_rows(draw, count, *counters, device="cpu"):
-    """The first `count` different rows of a stream; draw(key, shape): (*shape, W)."""
-    rows = draw(key(*counters, 0, device=device), (0,))  # (0, W): none yet
+    """Return the first `count` distinct rows of a stream; draw(key, shape) is (*shape, W)."""
+    rows = draw(key(*counters, 0, device=device), (0,))  # (0, W), no rows yet
     for attempt in range(1000):
         more = draw(key(*counters, attempt, device=device), (count,))
         rows = torch.cat([rows, more])
@@ -485,75 +487,78 @@ def distinct_rows(draw, count, *counters, device="cpu"):
 
 
 class HeldOut:
-    """Rows (N, W) that training must never show; `probability`: of drawing one of them.
+    """Rows, (N, W), excluded from training; a random row is one of them with `probability`.
 
-    A training row is drawn `max_redraws` times at once, without host-device synchronisation.
-    The first candidate that is not held out is used or, one time in 1e18, a fixed fallback
-    row.
+    To avoid host-device synchronisation, each training row has `max_redraws` candidates at
+    once, and the first that is not held out is used. If all are held out (probability 1e-18),
+    a fixed fallback row replaces them.
     """
 
     def __init__(self, rows, probability):
         if probability > 0.5:
-            part = f"--held-out {len(rows)} is {probability:.0%} of all sequences, above half"
-            raise UsageError(f"{part}: raise --vocab or --length, or lower --held-out")
+            share = f"--held-out {len(rows)} is {probability:.0%} of all sequences, above half"
+            raise UsageError(f"{share}: raise --vocab or --length, or lower --held-out")
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
         self.max_redraws = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
 
     def contains(self, rows):
+        """Return whether each row is held out: (..., W) -> (...)."""
         hashes = hash_rows(rows)
         nearest = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
         return self.hashes[nearest] == hashes
 
     def first_allowed(self, candidates, fallback_row):
-        """(R, B, W) candidates, a round each -> (B, W), of each row the first allowed."""
+        """Return each row's first candidate that is not held out: (R, B, W) -> (B, W)."""
         candidates = torch.cat([candidates, fallback_row.expand_as(candidates[:1])])
-        first = (~self.contains(candidates)).byte().argmax(0)  # (B,) an allowed round
+        first = (~self.contains(candidates)).byte().argmax(0)  # (B,)
         return candidates[first, torch.arange(len(first), device=first.device)]
 
 
 # -- Metrics (section 4.1, Fig. 2)
 @torch.no_grad()
 def predict(features, readout, batch, batch_size):
-    """Predictions and cross-entropies, (N, M) each, of `batch_size` rows at a time."""
+    """Return predictions and cross-entropies, (N, M) each; `batch_size` rows at a time."""
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
-        part = batch.rows(slice(start, start + batch_size))
-        logits = readout(features(part))  # (M, b, K)
+        chunk = batch.rows(slice(start, start + batch_size))
+        logits = readout(features(chunk))  # (M, b, K)
         predictions.append(logits.argmax(-1).T)
-        targets = part.targets.T  # (M, b)
+        targets = chunk.targets.T  # (M, b)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         losses.append(loss.view(targets.shape).T)
     return torch.cat(predictions), torch.cat(losses)
 
 
 def sequence_metrics(batch, predictions, losses):
-    """Accuracy of tokens and of whole sequences, cross-entropy, mean edit distance; all
-    without padding, which comes last."""
+    """Return token and sequence accuracy, cross-entropy and mean edit distance.
+
+    Padding, at the ends of rows, is not scored.
+    """
     targets, predictions = batch.targets.cpu().numpy(), predictions.cpu().numpy()
     losses = losses.cpu().numpy()
-    answered = np.ones(targets.shape, bool)
+    scored = np.ones(targets.shape, bool)
     if batch.weight is not None:
-        answered = batch.weight.cpu().numpy() > 0
-    predicted = np.where(answered, predictions, -1)
-    target = np.where(answered, targets, -1)
-    correct = predicted == target  # padding too
+        scored = batch.weight.cpu().numpy() > 0
+    predicted = np.where(scored, predictions, -1)
+    target = np.where(scored, targets, -1)
+    correct = predicted == target  # True at padding
     return {
-        "token_accuracy": float(correct[answered].mean()),
+        "token_accuracy": float(correct[scored].mean()),
         "sequence_accuracy": float(correct.all(1).mean()),
-        "cross_entropy": float(losses[answered].mean(dtype=np.float64)),
+        "cross_entropy": float(losses[scored].mean(dtype=np.float64)),
         "damerau_levenshtein": float(damerau_levenshtein(predicted, target).mean()),
     }
 
 
 def perplexity(loss):
-    """exp of a mean cross-entropy; infinite where that is too large for a float."""
+    """Return exp(loss), or infinity where that overflows."""
     return math.inf if loss > 709 else math.exp(loss)
 
 
 def damerau_levenshtein(a, b):
-    """Unrestricted Damerau-Levenshtein distances of pairs: a (N, La), b (N, Lb) -> (N,).
+    """Return unrestricted Damerau-Levenshtein distances of a, (N, La), and b, (N, Lb): (N,).
 
-    Lowrance and Wagner's algorithm, a row of the table at a time for all pairs. A
+    Lowrance and Wagner's algorithm, vectorised over pairs, one row of the table at a time. A
     transposition joins the last row k < i with a_k = b_j and the last column l < j with
     b_l = a_i. Insertions are a running minimum.
     """
@@ -562,7 +567,7 @@ def damerau_levenshtein(a, b):
     columns = np.arange(len(b) + 1)[:, None]
     table = np.empty((rows + 1, len(columns), pairs), dtype=np.int32)
     table[0] = columns
-    last_row = np.zeros(b.shape, dtype=int)  # 0: none so far
+    last_row = np.zeros(b.shape, dtype=int)  # 0: no match so far
     last_column = np.zeros(b.shape, dtype=int)
     for i in range(1, rows + 1):
         match = a[i - 1] == b  # (Lb, N)
@@ -579,12 +584,12 @@ def damerau_levenshtein(a, b):
     return table[-1, -1]
 
 
-# -- Not the paper's: a recent layer, and the table of all
+# -- A recent layer that is not in the paper, and the table of all layers
 class MinGRU(nn.Linear):
-    """h_t = (1 - z_t) h_t-1 + z_t h~_t; z and h~ see the input alone (Feng et al., 2024)."""
+    """h_t = (1 - z_t) h_t-1 + z_t h~_t; z, h~ depend on the input alone (Feng et al., 2024)."""
 
-    def __init__(self, inputs, hidden):
-        super().__init__(inputs, 2 * hidden)
+    def __init__(self, input_size, hidden):
+        super().__init__(input_size, 2 * hidden)
 
     def forward(self, x, steps):
         gate, candidate = super().forward(x).chunk(2, -1)  # (T, B, H)
@@ -600,6 +605,6 @@ LAYERS = {
     "gru": GRU,
     "lstm": LSTM,
     "s4d": S4D,
-    # not the paper's
+    # not in the paper
     "mingru": MinGRU,
 }

@@ -3,14 +3,14 @@
     python delayed_add.py --model lstm --pe sin --vocab 1024 --seed 0
     python delayed_add.py --scale desk --all fig7
 
-    in   3 1 4 2 9 8        x = 3 1 4, then y = 2 9 8, without commands; time runs 1 .. 2L
-    out  . . . 6 0 1        4+2, 1+9, 3+8 with K = 10; . is not scored
+    in   3 1 4 2 9 8        x = 3 1 4, then y = 2 9 8, no commands; time steps 1 .. 2L
+    out  . . . 6 0 1        4+2, 1+9, 3+8 modulo K = 10; . is not scored
 
-At the paper's size it trains for twice the iterations of the other tasks (Appendix A.1), at
-smaller scales not. The paper found it too hard for GRUs.
+The paper uses 2x the iterations of the other tasks (Appendix A.1) and finds the task too hard
+for GRUs. Smaller scales use no extra iterations.
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 from common import Batch, uniform_integers
 from suite.figures import BOTH, WITH_CONSTANT, WITH_CONTROLS, Contrast, Figure, cross
@@ -28,7 +28,7 @@ class DelayedAddition(Task):
     }
 
     def draw(self, k, shape):
-        """(*shape, 2L): x and y, which are held out together."""
+        """Draw x and y, (*shape, 2L), which are held out together."""
         return uniform_integers(k, (*shape, 2 * self.length), self.vocab)
 
     def make_batch(self, rows):
@@ -46,31 +46,31 @@ DelayedAddition.figures["fig7-small"] = Figure(
     "Delayed addition, 64 units, 3,000 iterations", {"desk": cross(**SMALL, pe=WITH_CONTROLS)}
 )
 DelayedAddition.figures["fig7-gru"] = Figure(
-    "Delayed addition by a GRU", {"paper": cross(model="gru", pe=BOTH, vocab=896)}, x="pe"
+    "Delayed addition, GRU", {"paper": cross(model="gru", pe=BOTH, vocab=896)}, x="pe"
 )
 
-# -- Which property of PE helps: encodings that lack one, and parts of the sinusoid
-ENCODINGS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
-MISSING = {"random": "order", "ramp": "a period", "shuffled": "continuity"}
+# -- Which property of PE helps: encodings that lack one, and ablations of the sinusoid
+ABLATION_ENCODINGS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
+MISSING_PROPERTY = {"random": "order", "ramp": "periodicity", "shuffled": "continuity"}
 PHASES = {
-    "PE while reading": dict(encode="input"),
-    "PE while answering": dict(encode="output"),
+    "PE on inputs only": dict(encode="input"),
+    "PE on outputs only": dict(encode="output"),
 }
 THIRDS = {
-    "fast third of the frequencies": dict(bands="0:0.3334"),
+    "high-frequency third": dict(bands="0:0.3334"),
     "middle third": dict(bands="0.3334:0.6667"),
-    "slow third": dict(bands="0.6667:1"),
+    "low-frequency third": dict(bands="0.6667:1"),
 }
 
 
-def which_encoding(title, cell, parts=PHASES):
-    """`cell`: flags of all trials; `parts` of the sinusoid are tried alone."""
-    rows = cross(**cell, pe=ENCODINGS)
+def ablate_encoding(title, cell, parts=PHASES):
+    """Return the ablation figure: `parts` are parts of PE tested alone, `cell` other flags."""
+    rows = cross(**cell, pe=ABLATION_ENCODINGS)
     contrasts = []
     whole = dict(encode=None, bands=None)
     sin, none, dup = (dict(pe=pe, **whole) for pe in ("sin", "none", "dup"))
-    for pe, missing in MISSING.items():
-        contrasts.append(Contrast(f"sin - {pe} (lacks {missing})", sin, dict(pe=pe)))
+    for pe, missing in MISSING_PROPERTY.items():
+        contrasts.append(Contrast(f"PE - {pe} (lacks {missing})", sin, dict(pe=pe)))
     contrasts.append(Contrast("random - no PE", dict(pe="random"), none))
     contrasts.append(Contrast("random - dup", dict(pe="random"), dup))
     for part, flags in parts.items():
@@ -86,7 +86,7 @@ def which_encoding(title, cell, parts=PHASES):
     )
 
 
-DelayedAddition.figures["clocks"] = which_encoding("Delayed addition", SMALL, PHASES | THIRDS)
+DelayedAddition.figures["clocks"] = ablate_encoding("Delayed addition", SMALL, PHASES | THIRDS)
 
 if __name__ == "__main__":
     raise SystemExit(cli.main(DelayedAddition))

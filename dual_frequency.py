@@ -3,32 +3,34 @@
     python dual_frequency.py --model lstm --pe sin --vocab 1024 --seed 0
     python dual_frequency.py --scale desk --all fig3
 
-    in   3 1 9 _ _ _        of K = 10 integers 5 to 9 are Rare: seven times rarer than others
-    out  . . . 9 1 3        as in reverse.py, whose model and training this is
+    in   3 1 9 _ _ _        K = 10: integers 5 to 9 are Rare, 7 times rarer than 0 to 4
+    out  . . . 9 1 3        as in reverse.py, with the same model and training
 
-A test row has one target among disturbants of one kind, and only the target's retrieval
-counts. The paper: without PE, Rare disturbants hurt, Rare targets do not
-(section 4.2).
+A test row has one target; its other integers, the disturbants, are all Frequent or all Rare.
+Only the target's retrieval is scored. The paper's claim: without PE, Rare disturbants reduce
+accuracy, Rare targets do not (section 4.2).
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 import numpy as np
 import torch
 
 import common
 from common import Batch, UsageError, distinct_rows, random_bits, scale_bits, uniform_integers
-from reverse import FRESH, Reverse
+from reverse import FRESH_SEEDS, Reverse
 from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_of
 
-KINDS = "frequent", "rare"
-CONDITIONS = [f"{target}/{disturbants}" for target in KINDS for disturbants in KINDS]
+FREQUENCIES = "frequent", "rare"
+CONDITIONS = [
+    f"{target}/{disturbants}" for target in FREQUENCIES for disturbants in FREQUENCIES
+]
 AMONG_FREQUENT = "frequent/frequent", "rare/frequent"
 AMONG_RARE = "frequent/rare", "rare/rare"
 
 
 class DualFrequency(Reverse):
-    """K/2 Frequent integers, then K/2 Rare ones."""
+    """Reverse ordering with K/2 Frequent integers, followed by K/2 Rare ones."""
 
     name = "dual_frequency"
 
@@ -42,28 +44,28 @@ class DualFrequency(Reverse):
     def check(self):
         cells = len(CONDITIONS) * self.length
         if self.vocab % 2:
-            raise UsageError(f"half of the vocabulary is Rare: --vocab {self.vocab} is odd")
+            raise UsageError(f"--vocab {self.vocab} is odd, but half of the vocabulary is Rare")
         if self.args.held_out % cells:
             raise UsageError(
-                f"--held-out has to be a multiple of {cells}, 4 conditions x --length"
+                f"--held-out must be a multiple of {cells}, 4 conditions x --length"
             )
         super().check()
 
     def draw(self, k, shape):
-        """Rare with probability 1/8, else Frequent; uniform inside the group."""
+        """Draw Rare integers with probability 1/8, else Frequent; each group is uniform."""
         bits = random_bits(k, (*shape, self.length))
-        rare = (bits >> 61 & 7) == 0  # three bits that the integer does not use
+        rare = (bits >> 61 & 7) == 0  # the top three bits, which scale_bits ignores
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
     def probability(self, rows):
         rare = (rows >= self.vocab // 2).sum(1).double()
-        chances = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
-        return chances.sum().item() * (2 / self.vocab) ** self.length
+        probabilities = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
+        return probabilities.sum().item() * (2 / self.vocab) ** self.length
 
-    # -- the test: a target among disturbants, in the order of condition, position, repeat
+    # -- Test set: a target among disturbants, ordered by condition, position, repeat
 
     def patterns(self):
-        """Where integers are Rare, for each condition and position of the target."""
+        """Return a mask of Rare integers for each condition and target position, (4 L, L)."""
         patterns = []
         for condition in CONDITIONS:
             target, disturbants = condition.split("/")
@@ -74,26 +76,27 @@ class DualFrequency(Reverse):
         return patterns
 
     def test_rows(self, device):
-        """No row occurs twice: those of one pattern are drawn together.
+        """Draw distinct test rows, (N, L), from one stream per pattern.
 
-        All Frequent and all Rare are the pattern of every position in two conditions.
+        In frequent/frequent and rare/rare, the pattern is the same for all target positions.
         """
         patterns = self.patterns()
         repeats = self.args.held_out // len(patterns)
         shape = len(patterns), repeats, self.length
         test = torch.empty(shape, dtype=torch.int64, device=device)
         for number, pattern in enumerate(dict.fromkeys(patterns)):
-            uses = [i for i, other in enumerate(patterns) if other == pattern]
-            rows = self.rows_of_pattern(number, pattern, repeats * len(uses), device)
-            test[uses] = rows.unflatten(0, (len(uses), repeats))
+            indices = [i for i, other in enumerate(patterns) if other == pattern]
+            rows = self.rows_of_pattern(number, pattern, repeats * len(indices), device)
+            test[indices] = rows.unflatten(0, (len(indices), repeats))
         return test.flatten(0, 1)  # (N, L)
 
     def rows_of_pattern(self, number, pattern, count, device):
+        """Draw `count` distinct rows of the pattern with this number, (count, L)."""
         half = self.vocab // 2
-        first = torch.tensor(pattern, device=device) * half  # each position's first integer
+        lowest = torch.tensor(pattern, device=device) * half  # per position: 0 or K/2
 
         def draw(k, shape):
-            return uniform_integers(k, (*shape, self.length), half) + first
+            return uniform_integers(k, (*shape, self.length), half) + lowest
 
         stream = self.seed, common.HELD_OUT, number
         return distinct_rows(draw, count, *stream, device=device)
@@ -104,13 +107,13 @@ class DualFrequency(Reverse):
         position = torch.arange(self.length, device=inputs.device)
         position = position.repeat_interleave(repeats).repeat(len(CONDITIONS))
         position = position[:, None]  # (N, 1)
-        answered = 2 * self.length - 1 - position  # the step at which that target is answered
+        target_steps = 2 * self.length - 1 - position  # when the target is retrieved
         targets = inputs.gather(1, position)
-        return Batch(inputs, targets, answered, commands=self.length)
+        return Batch(inputs, targets, target_steps, commands=self.length)
 
-    def summarise(self, metrics, right):
-        """One answer per row: neither whole sequences nor distances."""
-        by_condition = right.reshape(len(CONDITIONS), self.length, -1).mean(2)  # (4, L)
+    def summarise(self, metrics, correct):
+        """Keep no sequence accuracy or edit distance: each row has one target."""
+        by_condition = correct.reshape(len(CONDITIONS), self.length, -1).mean(2)  # (4, L)
         return {
             "token_accuracy": metrics["token_accuracy"],
             "cross_entropy": metrics["cross_entropy"],
@@ -129,11 +132,13 @@ FIG3 = {
     + cross(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **DESK)
     + cross(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D),
 }
-FIG3_FRESH = {"desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK, seed=FRESH)}
+FIG3_FRESH_SEEDS = {
+    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK, seed=FRESH_SEEDS)
+}
 
 
-def retrieval(*conditions):
-    """A metric: the mean accuracy of these conditions."""
+def retrieval_accuracy(*conditions):
+    """Return a metric: the mean accuracy in these conditions."""
 
     def measure(result):
         return np.mean([result.metrics["by_condition"][c] for c in conditions])
@@ -142,13 +147,16 @@ def retrieval(*conditions):
 
 
 def difference(first, second):
-    """A metric: the accuracy in one condition minus that in another."""
-    return lambda result: retrieval(first)(result) - retrieval(second)(result)
+    """Return a metric: the accuracy in one condition minus that in another."""
+    return lambda result: retrieval_accuracy(first)(result) - retrieval_accuracy(second)(result)
 
 
-def weakness_of_quarter(result):
-    """A metric, of Frequent targets among Rare disturbants: accuracy at other positions minus
-    that in the quarter of them in which the paper's model is worst."""
+def quarter_gap(result):
+    """Return accuracy at other target positions minus that in the paper's worst quarter.
+
+    Targets are Frequent, disturbants Rare. The worst quarter is the first for the LSTM and the
+    second for S4D.
+    """
     quarter = {"lstm": 0, "s4d": 1}[result.flags["model"]]
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
     means = [positions.mean() for positions in quarters]
@@ -157,6 +165,7 @@ def weakness_of_quarter(result):
 
 
 def by_position(result):
+    """Yield accuracy over the target's position, one curve per condition."""
     for condition, values in result.metrics["by_condition"].items():
         panel = f"{name_of(result.flags['model'])}, {condition}"
         yield panel, result.flags["pe"], dict(enumerate(values, 1))
@@ -164,17 +173,17 @@ def by_position(result):
 
 OPTIONS = dict(
     metrics={
-        "accuracy among Rare disturbants": retrieval(*AMONG_RARE),
-        "accuracy among Frequent disturbants": retrieval(*AMONG_FREQUENT),
-        "accuracy, Frequent targets among Rare": retrieval("frequent/rare"),
-        "accuracy, Rare targets among Rare": retrieval("rare/rare"),
+        "accuracy among Rare disturbants": retrieval_accuracy(*AMONG_RARE),
+        "accuracy among Frequent disturbants": retrieval_accuracy(*AMONG_FREQUENT),
+        "accuracy, Frequent targets among Rare": retrieval_accuracy("frequent/rare"),
+        "accuracy, Rare targets among Rare": retrieval_accuracy("rare/rare"),
         "Frequent targets: Frequent - Rare disturbants": difference(
             "frequent/frequent", "frequent/rare"
         ),
         "Rare targets: Frequent - Rare disturbants": difference("rare/frequent", "rare/rare"),
         "Frequent - Rare targets, Frequent disturbants": difference(*AMONG_FREQUENT),
         "Frequent - Rare targets, Rare disturbants": difference(*AMONG_RARE),
-        "other positions - 1st quarter (LSTM), 2nd (S4D)": weakness_of_quarter,
+        "other positions - 1st quarter (LSTM), 2nd (S4D)": quarter_gap,
     },
     curves=by_position,
     x="position of the target (1: read first)",
@@ -183,7 +192,7 @@ DualFrequency.figures["fig3"] = Figure(
     "Frequent and Rare integers (target/disturbants)", FIG3, **OPTIONS
 )
 DualFrequency.figures["fig3-fresh"] = Figure(
-    "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **OPTIONS
+    "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH_SEEDS, **OPTIONS
 )
 
 if __name__ == "__main__":

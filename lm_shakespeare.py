@@ -14,7 +14,7 @@ karpathy/char-rnn:
 https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 import hashlib
 import itertools

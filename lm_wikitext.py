@@ -107,7 +107,7 @@ class WikiText(Task):
     @torch.no_grad()
     def perplexities(self, model, split, engine):
         """Return a split's perplexity on known targets and on all targets."""
-        chunk_size = common.chunk_rows(model.readout.weight)
+        chunk_size = common.rows_per_chunk(model.readout.weight)
         known_loss, known_count, total_loss = 0, 0, 0
         by_length = np.argsort(split.counts, kind="stable")  # groups similar lengths
         for start in range(0, len(by_length), self.batch):

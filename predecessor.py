@@ -1,15 +1,16 @@
-"""Predecessor query (Fig. 10): read L different integers, then one again: which came before it?
+"""Predecessor query (Fig. 10): read L distinct integers and one of them as a query; output its
+predecessor.
 
     python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
     python predecessor.py --scale desk --all fig10
 
-    in   3 1 4 2 4        the query, 4, is never the first integer; time runs 1 .. L+1
-    out  . . . . 1        one answer per sequence; . is not scored
+    in   3 1 4 2 4        the query, 4, is never the first integer; time steps 1 .. L+1
+    out  . . . . 1        one target per sequence; . is not scored
 
-The vocabularies of Fig. 10 are in the released code only.
+Vocabulary sizes are those of the released code; the paper does not state them.
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 import math
 
@@ -31,37 +32,39 @@ class Predecessor(Task):
 
     def check(self):
         if not 2 <= self.length <= self.vocab:
-            most = f"--vocab {self.vocab}, as the integers are different"
-            raise UsageError(f"--length has to be from 2 to {most}")
+            most = f"--vocab {self.vocab}, as the integers are distinct"
+            raise UsageError(f"--length must be from 2 to {most}")
         super().check()
 
     def positions(self):
         return self.length + 1
 
     def probability(self, rows):
-        """Of all sequences with their query."""
+        """Return the fraction of all (sequence, query) pairs that are in the rows."""
         return len(rows) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
     def draw(self, k, shape):
-        """(*shape, L+1): the integers and the query, which are held out together.
+        """Draw L integers and the query, (*shape, L+1), which are held out together.
 
-        The first is one of K, the next the r-th smallest of the K-1 others, and so on.
-        Decoded backwards: what comes after an integer was counted without it, so what
-        is not below it moves up by one.
+        The integers are drawn as a Lehmer code: element t is the rank of integer t among the
+        K - t integers that have not occurred. Decoding runs from the last element to the first:
+        ranks after t exclude integer t, so they are incremented if they are not below it.
         """
         choices = self.vocab - torch.arange(self.length, device=k.device)
         x = scale_bits(random_bits(k, (*shape, self.length)), choices)
         for t in reversed(range(self.length - 1)):
             x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
-        asked = 1 + uniform_integers(common.splitmix64_mix(k), (*shape, 1), self.length - 1)
-        return torch.cat([x, x.gather(-1, asked)], dim=-1)
+        query_position = 1 + uniform_integers(
+            common.splitmix64_mix(k), (*shape, 1), self.length - 1
+        )
+        return torch.cat([x, x.gather(-1, query_position)], dim=-1)
 
     def make_batch(self, rows):
         x, query = rows.split([self.length, 1], dim=1)
-        asked = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
-        return Batch(rows, x.gather(1, asked - 1), slice(self.length, self.length + 1))
+        query_position = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
+        return Batch(rows, x.gather(1, query_position - 1), slice(self.length, self.length + 1))
 
-    def summarise(self, metrics, right):
+    def summarise(self, metrics, correct):
         return {
             "accuracy": metrics["token_accuracy"],
             "cross_entropy": metrics["cross_entropy"],

@@ -11,7 +11,7 @@ input token, and M the information to remember per token. With M = K, the task a
 are those of reverse.py.
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 import itertools
 import math

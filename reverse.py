@@ -1,19 +1,18 @@
-"""Reverse ordering (Figs. 2, 12, 13): read L integers, then, at L commands, output them in
-reverse order.
+"""Reverse ordering (Figs. 2, 12, 13): read L integers, then output them in reverse order.
 
-    python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # a cell of Fig. 2, one seed
+    python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # one model of Fig. 2
     python reverse.py --list fig2                                   # the commands of its trials
     python reverse.py --scale quick --all fig2                      # 3 minutes on two cores
 
-    in   3 1 4 _ _ _        _ is the command; time runs 1 .. 2L without a break
+    in   3 1 4 _ _ _        _ is the command to output; time steps 1 .. 2L
     out  . . . 4 1 3        . is not scored
 
 The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an LSTM and S4D
-"can handle a larger vocabulary". Model, loss and step: common.py; how a batch is drawn:
-suite/task.py; the training loop: suite/training.py.
+"can handle a larger vocabulary". See common.py for the model, its loss and its training step,
+suite/task.py for batches, suite/training.py for the training loop.
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 import common
 from common import Batch, distinct_rows, uniform_integers
@@ -32,7 +31,7 @@ from suite.figures import (
 )
 from suite.task import SMOKE, Task
 
-FRESH = range(5, 11)  # seeds that had not been used when desk's grid was fixed
+FRESH_SEEDS = range(5, 11)  # not used before the desk grid was fixed
 
 
 class Reverse(Task):
@@ -48,23 +47,23 @@ class Reverse(Task):
     }
 
     def draw(self, k, shape):
-        """(*shape, L) integers below K, from the key k alone."""
+        """Draw integers below K, (*shape, L), from the key k alone."""
         return uniform_integers(k, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
-        """(B, L) integers -> inputs (B, 2L), targets (B, L), and the steps with a target."""
-        answers = slice(self.length, 2 * self.length)
-        return Batch(self.with_commands(rows), rows.flip(1), answers, commands=self.length)
+        """Make a batch from integers, (B, L): inputs, (B, 2L), and reversed targets, (B, L)."""
+        steps = slice(self.length, 2 * self.length)
+        return Batch(self.with_commands(rows), rows.flip(1), steps, commands=self.length)
 
     def test_rows(self, device):
-        """(N, L) held-out integers; they depend on L, as in variable_length.py."""
+        """Draw held-out integers, (N, L), from one stream per L, as variable_length.py does."""
         stream = self.seed, common.HELD_OUT, self.length
         return distinct_rows(self.draw, self.args.held_out, *stream, device=device)
 
 
-# -- Fig. 2: a larger vocabulary. vocab is K and length is L; other flags are the scale's
-def cross_models(gru_vocab, vocab, s4d_iterations=10_000, **flags):
-    """Desk's grid: the GRU's K in `gru_vocab`, the other models' in `vocab`."""
+# -- Fig. 2: larger vocabularies (vocab: K; length: L; other flags keep the scale's defaults)
+def model_grid(gru_vocab, vocab, s4d_iterations=10_000, **flags):
+    """Return a desk-scale grid: K from `gru_vocab` for the GRU, from `vocab` for the others."""
     flags |= dict(pe=WITH_CONSTANT)
     rows = cross(model="gru", vocab=gru_vocab, **flags)
     rows += cross(model="lstm", vocab=vocab, **flags)
@@ -72,65 +71,77 @@ def cross_models(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     return rows + cross(vocab=vocab, **flags | s4d)
 
 
-AT_DESK = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
+DESK_GRID = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
 FIG2 = {
     "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256])
     + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)]),
-    "desk": cross_models(**AT_DESK, seed=FRESH),
+    "desk": model_grid(**DESK_GRID, seed=FRESH_SEEDS),
     "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),
     "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
 }
-LARGEST = {"gru": 32, "lstm": 256, "s4d": 256}  # K
-TITLE = "A larger vocabulary (reversal, L = 32)"
+LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in DESK_GRID
+FAMILY = "A larger vocabulary (reversal, L = 32)"
 Reverse.figures["fig2"] = Figure(
     "Reverse ordering",
     FIG2,
     WITH_EDITS,
     summaries=OVER_K,
     claims=(
-        *(Claim(TITLE, "token accuracy", dict(model=m, vocab=K)) for m, K in LARGEST.items()),
-        *(Claim(TITLE, K95, dict(model=model)) for model in LARGEST),
+        *(
+            Claim(FAMILY, "token accuracy", dict(model=m, vocab=K))
+            for m, K in LARGEST_K.items()
+        ),
+        *(Claim(FAMILY, K95, dict(model=model)) for model in LARGEST_K),
     ),
 )
 
-# -- Figs. 12 and 13: other vectors in place of the sinusoid
-LARGE, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=1024)
-OF_FIG13 = ["none", "sin", "random", "learned"]
-DUP = Contrast("dup - no PE", dict(pe="dup"), dict(pe="none"))
-FIG12 = {"paper": cross(pe=WITH_DUP, **LARGE), "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS)}
+# -- Figs. 12 and 13: other encodings in place of the sinusoid
+PAPER_LSTM, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=1024)
+FIG13_ENCODINGS = ["none", "sin", "random", "learned"]
+DUP_CONTRAST = Contrast("dup - no PE", dict(pe="dup"), dict(pe="none"))
+FIG12 = {
+    "paper": cross(pe=WITH_DUP, **PAPER_LSTM),
+    "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS),
+}
 FIG13 = {
-    "paper": cross(pe=OF_FIG13, **LARGE),
-    "desk": cross(**DESK_LSTM, pe=["constant", *OF_FIG13], amplitude=None)
+    "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM),
+    "desk": cross(**DESK_LSTM, pe=["constant", *FIG13_ENCODINGS], amplitude=None)
     + cross(**DESK_LSTM, pe="learned", amplitude=1.0),
 }
 
 
 def compare_vectors(control):
-    """Random and learned vectors against no PE, a control and the sinusoid."""
+    """Yield contrasts of random and learned vectors with no PE, a control and PE."""
     for pe in ("random", "learned"):
-        usual = dict(pe=pe, amplitude=None)
-        for other in ("none", control):
-            yield Contrast(f"{pe} - {other}", usual, dict(pe=other))
-        yield Contrast(f"sin - {pe}", dict(pe="sin"), usual)
+        default = dict(pe=pe, amplitude=None)
+        yield Contrast(f"{pe} - no PE", default, dict(pe="none"))
+        yield Contrast(f"{pe} - {control}", default, dict(pe=control))
+        yield Contrast(f"PE - {pe}", dict(pe="sin"), default)
     unit = dict(pe="learned", amplitude=1.0)
-    yield Contrast("sin - learned, initial norm 1", dict(pe="sin"), unit)
+    yield Contrast("PE - learned, initial norm 1", dict(pe="sin"), unit)
 
 
 Reverse.figures["fig12"] = Figure(
-    "The embedding twice", FIG12, WITH_EDITS, contrasts=(DUP,), x="pe", picture=False
+    "Duplicated embedding", FIG12, WITH_EDITS, contrasts=(DUP_CONTRAST,), x="pe", picture=False
 )
-OTHERS = dict(contrasts=(*compare_vectors("constant"),), x=("pe", "amplitude"))
-Reverse.figures["fig13"] = Figure("Other encodings", FIG13, WITH_EDITS, **OTHERS)
+Reverse.figures["fig13"] = Figure(
+    "Other encodings",
+    FIG13,
+    WITH_EDITS,
+    contrasts=(*compare_vectors("constant"),),
+    x=("pe", "amplitude"),
+)
 
 
-# -- Section 4.1: is it only a matter of more training?
-def train_more(pe="none", iterations=300_000, batch=512, **cell):
-    """As usual and with twice the iterations; without PE also with twice the batch."""
+# -- Section 4.1: does more training replace PE?
+def training_budget_grid(pe="none", iterations=300_000, batch=512, **cell):
+    """Return trials with 1x and 2x iterations, and without PE also with 2x batch size."""
     rows = cross(**cell, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
     return rows + cross(**cell, pe="none", iterations=iterations, batch=2 * batch)
 
 
 def compare_training(iterations, batch):
+    """Yield contrasts of no PE at 2x and 1x budget, and of PE at 1x and no PE at 2x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
     yield Contrast("no PE: 2x - 1x iterations", longer, none)
@@ -139,15 +150,15 @@ def compare_training(iterations, batch):
     yield Contrast("PE - no PE with 2x batch size", none | dict(pe="sin"), larger)
 
 
-MORE = {
-    "paper": train_more(model="gru", vocab=256)
-    + train_more(**LARGE)
-    + train_more(model="s4d", vocab=16384),
-    "desk": train_more(WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM),
+SECTION41 = {
+    "paper": training_budget_grid(model="gru", vocab=256)
+    + training_budget_grid(**PAPER_LSTM)
+    + training_budget_grid(model="s4d", vocab=16384),
+    "desk": training_budget_grid(WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM),
 }
 Reverse.figures["section4.1"] = Figure(
     "More iterations, larger batches",
-    MORE,
+    SECTION41,
     contrasts=(*compare_training(300_000, 512), *compare_training(30_000, 64)),
     x=("pe", "iterations", "batch"),
 )

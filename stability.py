@@ -28,11 +28,11 @@ from dual_frequency import (
     AMONG_RARE,
     CONDITIONS,
     FIG3,
-    FIG3_FRESH,
-    KINDS,
+    FIG3_FRESH_SEEDS,
+    FREQUENCIES,
     DualFrequency,
 )
-from reverse import TITLE
+from reverse import FAMILY
 from suite.figures import Claim, Figure, name_of
 from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
@@ -45,7 +45,7 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
     pairs = []
     for condition, name in enumerate(CONDITIONS):
         k = common.key(seed, common.ANALYSIS, condition, device=device)
-        rare_target, rare_others = map(KINDS.index, name.split("/"))  # 0: Frequent, 1: Rare
+        rare_target, rare_others = map(FREQUENCIES.index, name.split("/"))  # 0 or 1
         rows = common.uniform_integers(k, (count, 2, length), half)
         rows += rare_others * half
         rows[:, :, target - 1] += (rare_target - rare_others) * half
@@ -330,9 +330,9 @@ Stability.figures["fig5"] = Figure(
 )
 Stability.figures["fig5-fresh"] = Figure(
     "Gradient stability, seeds 5 to 10",
-    FIG3_FRESH,
+    FIG3_FRESH_SEEDS,
     METRICS,
-    claims=(Claim(TITLE, "stability among Rare disturbants", dict(model="lstm", vocab=256)),),
+    claims=(Claim(FAMILY, "stability among Rare disturbants", dict(model="lstm", vocab=256)),),
     **OPTIONS,
 )
 

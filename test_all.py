@@ -744,7 +744,7 @@ def as_on_cuda():
 
 def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
     patches = [as_on_cuda()]
-    patches += [mock.patch.object(common, "chunk_rows", lambda matrix, n=n: n) for n in (1, 6)]
+    patches += [mock.patch.object(common, "rows_per_chunk", lambda w, n=n: n) for n in (1, 6)]
     cases = (VariableLength, "--min-length 3"), (Reverse, "--pe learned"), (Reverse, "")
     for kind, patch, (script, flags) in product(PAPERS, patches, cases):
         with patch:

@@ -1,22 +1,22 @@
-"""Reverse ordering of inputs of many lengths (Figs. 11, 14), from --min-length to --length.
+"""Reverse ordering of inputs of variable length (Figs. 11, 14), --min-length to --length.
 
     python variable_length.py --model lstm --pe sin --vocab 16384 --seed 0
     python variable_length.py --scale desk --all fig11
 
-    in   3 1 4 _ _ _ _ _        _ is the command; time runs 1 .. 2L, here with L = 4
+    in   3 1 4 _ _ _ _ _        _ is the command; time steps 1 .. 2L, here with L = 4
     out  . . . 4 1 3 . .        . is not scored
 
-Each row draws its length (Appendix B); what a short row leaves over is commands.
+The length of each row is random (Appendix B). Shorter rows are padded with commands.
 """
 
-from suite import cli  # isort: skip # before PyTorch
+from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
 
 import torch
 import torch.nn.functional as F
 
 import common
 from common import Batch, UsageError, distinct_rows, uniform_integers
-from reverse import LARGE, OF_FIG13, Reverse, compare_vectors
+from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_vectors
 from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_of
 from suite.task import Flag
 
@@ -31,12 +31,12 @@ class VariableLength(Reverse):
         Flag(
             "min_length",
             32,
-            "integers in the shortest input (longest: --length); --held-out is per length",
+            "length of the shortest input (longest: --length); --held-out is per length",
             int,
             least=1,
         ),
     )
-    without = ("encode",)  # every row begins its answers at another step
+    without = ("encode",)  # the first target step differs between rows
 
     def check(self):
         if self.args.min_length > self.length:
@@ -46,30 +46,32 @@ class VariableLength(Reverse):
         super().check()
 
     def lengths(self):
+        """Return all input lengths, which are equally likely."""
         return range(self.args.min_length, self.length + 1)
 
     def draw(self, k, shape):
-        """(*shape, L) integers, and commands in place of those after a row's own length."""
+        """Draw rows of random length, padded with commands to (*shape, L)."""
         rows = super().draw(k, shape)
         choice = uniform_integers(common.splitmix64_mix(k), (*shape, 1), len(self.lengths()))
         lengths = self.args.min_length + choice
-        after = torch.arange(self.length, device=rows.device) >= lengths
-        return rows.masked_fill(after, self.vocab)
+        padding = torch.arange(self.length, device=rows.device) >= lengths
+        return rows.masked_fill(padding, self.vocab)
 
     def make_batch(self, rows):
-        """As in reverse.py, but each row is answered from the step after its last integer."""
+        """Make a batch as in reverse.py, with targets right after each row's last integer."""
         lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
-        j = torch.arange(self.length, device=rows.device)  # of the answers
+        j = torch.arange(self.length, device=rows.device)  # index of a target
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
         steps = (lengths + j).clamp(max=2 * self.length - 1)
         weight = j < lengths
         return Batch(self.with_commands(rows), targets, steps, weight, commands=self.length)
 
     def test_rows(self, device):
+        """Draw --held-out rows of each length in turn, (N, L)."""
         return torch.cat([self.rows_of_length(n, device) for n in self.lengths()])
 
     def rows_of_length(self, length, device):
-        """(--held-out, L) rows of one length, the same whatever the other lengths are."""
+        """Draw the --held-out rows of one length, (N, L), independently of other lengths."""
 
         def draw(k, shape):
             return uniform_integers(k, (*shape, length), self.vocab)
@@ -79,30 +81,32 @@ class VariableLength(Reverse):
         return F.pad(rows, (0, self.length - length), value=self.vocab)
 
     def probability(self, rows):
-        """Of each length --held-out rows; all lengths are equally likely."""
-        masses = [self.args.held_out * float(self.vocab) ** -n for n in self.lengths()]
-        return sum(masses) / len(masses)
+        """Return the probability of drawing a held-out row, averaged over lengths."""
+        probabilities = [self.args.held_out * float(self.vocab) ** -n for n in self.lengths()]
+        return sum(probabilities) / len(probabilities)
 
-    def summarise(self, metrics, right):
-        right = right.reshape(len(self.lengths()), -1, self.length)
-        by_length = {str(n): float(r[:, :n].mean()) for n, r in zip(self.lengths(), right)}
+    def summarise(self, metrics, correct):
+        """Add token accuracy by length to the metrics."""
+        correct = correct.reshape(len(self.lengths()), -1, self.length)
+        by_length = {str(n): float(r[:, :n].mean()) for n, r in zip(self.lengths(), correct)}
         return metrics | {"by_length": by_length}
 
 
-# -- Figs. 11 and 14; desk's lengths are 16 to 32, with a smaller model
+# -- Figs. 11 and 14; at desk scale, lengths are 16 to 32 and the model is smaller
 SMALL = dict(length=32, hidden=64, embed=64, lr=2e-2, vocab=16)
 SMALL_LSTM = dict(model="lstm", iterations=3000, **SMALL)
 FIG11 = {
-    "paper": cross(pe=BOTH, **LARGE, min_length=32),
+    "paper": cross(pe=BOTH, **PAPER_LSTM, min_length=32),
     "desk": cross(**SMALL_LSTM, pe=WITH_DUP, min_length=16),
 }
 FIG14 = {
-    "paper": cross(pe=OF_FIG13, **LARGE, min_length=32),
-    "desk": cross(**SMALL_LSTM, pe=["dup", *OF_FIG13], min_length=16),
+    "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
+    "desk": cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
 }
 
 
 def by_length(result):
+    """Yield token accuracy over input length, as one curve."""
     points = {int(n): accuracy for n, accuracy in result.metrics["by_length"].items()}
     yield name_of(result.flags["model"]), result.flags["pe"], points
 

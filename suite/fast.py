@@ -77,7 +77,7 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
 
     make_tables = pointwise(kernel_tables, compiled)
     rows, columns = make_tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, stop)
-    kernel = layer.kernel_of_tables(rows, columns, stop)
+    kernel = layer.kernel_from_tables(rows, columns, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
     toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, read), last answer first
     y = toeplitz.contiguous() @ u[:, :read].contiguous()
@@ -88,7 +88,7 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
         repeated = shared[:, max(0, start - read) : shared_steps, None]
         skip = torch.cat([skip, repeated.expand(-1, -1, u.shape[2])], 1)
     y = y.flip(1) + layer.D[:, None, None] * skip
-    return layer.emit(y, steps)
+    return layer.output(y, steps)
 
 
 # -- The models

@@ -201,6 +201,6 @@ class Task:
         rows = zip(read.tolist(), batch.targets.tolist(), answers.tolist())
         return [dict(zip(("read", "wanted", "answered"), row)) for row in rows]
 
-    def summarise(self, metrics, right):
-        """What is kept of the metrics; `right`, (N, M): is each answer right?"""
-        return metrics | {"accuracy_by_position": right.mean(0).tolist()}
+    def summarise(self, metrics, correct):
+        """Return the metrics to keep; `correct`, (N, M), marks correct predictions."""
+        return metrics | {"accuracy_by_position": correct.mean(0).tolist()}
