@@ -7,8 +7,8 @@
     python report.py --write RESULTS.md --out results  # the page, and results/trials.csv
 
 Other flags select trials, as with --all. Tables have means over seeds with 95% confidence
-intervals (Student's t), and differences with 95% confidence intervals and two-sided p-values
-(Welch's t-test). Plots have the paper's intervals, by percentile bootstrap.
+intervals (Student's t), as have plots, and differences with 95% confidence intervals and
+two-sided p-values (Welch's t-test).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch

@@ -1654,13 +1654,6 @@ def test_holms_correction():
     close(found, [0.09, 0.09, 0.04, 1.0], 1e-12)  # .04 x 2 is less than the one before
 
 
-def test_the_papers_bootstrap_is_a_normal_interval_where_that_is_as_good():
-    values = np.random.default_rng(7).normal(size=200)
-    reach = 1.96 * values.std() / math.sqrt(200)
-    wanted = values.mean() - reach, values.mean() + reach
-    close(statistics.bootstrap_interval(values), wanted, 0.07)
-
-
 def make_results(cells, metric="token accuracy"):
     """Results of [(flags, values of a metric, a seed each)]; None: not finished."""
     found, rows = [], []

@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 
 from suite.figures import name_of
-from suite.statistics import bootstrap_interval
+from suite.statistics import estimate
 
 # Each encoding has the same colour and marker in all plots, and a user's encodings have the
 # last ones. Colour-blind readers can tell the colours apart
@@ -145,18 +145,24 @@ def draw_panel(axis, figure, panel, styles, chance):
             if (encoding, x) in panel
         }
         means = [*map(np.mean, samples.values())]
-        intervals = np.transpose([*map(bootstrap_interval, samples.values())])
+        margins = [margin(ys) for ys in samples.values()]
         color, marker = styles[encoding]
         options = dict(color=color, label=NAMES.get(encoding, encoding))
         options |= dict(
             fmt=marker if cells else f"{marker}-", markevery=every, errorevery=every
         )
-        axis.errorbar(samples.keys(), means, abs(intervals - means), **options)
+        axis.errorbar(samples.keys(), means, margins, **options)
         for x, ys in samples.items() if cells else ():
             axis.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
     if chance:
         options = dict(label="chance", fmt="none" if cells else ":", **THIN)
         axis.errorbar(places, [chance[x] for x in xs], xerr=cells / 2, **options)
+
+
+def margin(ys):
+    """Half the width of the interval of the mean; 0 where seeds are too few for one."""
+    found = estimate([ys])
+    return found.margin() if found else 0
 
 
 def add_legend(page, points):
@@ -168,8 +174,7 @@ def add_legend(page, points):
     page.legend(
         handles.values(),
         handles,
-        title="mean over seeds, 95% interval by percentile bootstrap, "
-        f"n = {', '.join(map(str, counts))}",
+        title=f"mean over seeds, 95% CI (Student's t), n = {', '.join(map(str, counts))}",
         loc="outside lower center",
         ncols=5,
         frameon=False,

@@ -8,12 +8,6 @@ LEVEL = 0.025  # of each tail: together a 95% confidence interval
 ENOUGH = 3  # seeds per sample
 
 
-def bootstrap_interval(values):
-    """The paper's interval of a mean: 95% percentile bootstrap. The plots show it."""
-    resampled = np.random.default_rng(0).choice(np.float64(values), (10_000, len(values)))
-    return np.percentile(resampled.mean(axis=1), [2.5, 97.5])
-
-
 # -- Student's t distribution
 ANGLES = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
 
@@ -26,12 +20,6 @@ def t_cdf(dof):
     density = np.cos(ANGLES) ** (dof - 1)
     below = np.cumsum(density) - density / 2  # trapezoidal rule
     return below / below[-1]
-
-
-def t_tail(t, dof):
-    """P(T > t), which equals P(T < -t)."""
-    angle = np.arctan(-t / np.sqrt(dof))
-    return float(np.interp(angle, ANGLES, t_cdf(dof)))
 
 
 def t_quantile(tail, dof):
@@ -47,31 +35,25 @@ class Estimate(NamedTuple):
     value: float
     error: float  # its standard error
     dof: float  # degrees of freedom (Welch-Satterthwaite)
-    n: int  # seeds in the smallest sample
-
-    def interval(self):
-        """The 95% confidence interval."""
-        margin = self.margin()
-        return self.value - margin, self.value + margin
 
     def margin(self):
+        """Half the width of the 95% confidence interval."""
         return t_quantile(LEVEL, self.dof) * self.error
 
-    def p_above(self):
-        """One-sided p-value of the claim that the true value is above 0."""
-        return self._tail(self.value)
+    def interval(self):
+        return self.value - self.margin(), self.value + self.margin()
 
     def p_below(self):
-        return self._tail(-self.value)
+        """One-sided p-value of the claim that the true value is below 0."""
+        angle = np.arctan2(self.value, self.error * np.sqrt(self.dof))
+        return float(np.interp(angle, ANGLES, t_cdf(self.dof)))
+
+    def p_above(self):
+        return self._replace(value=-self.value).p_below()
 
     def p(self):
         """Two-sided."""
         return min(1.0, 2 * min(self.p_above(), self.p_below()))
-
-    def _tail(self, distance):
-        if self.error == 0:  # all values of each sample are equal
-            return 0.0 if distance > 0 else 1.0
-        return t_tail(distance / self.error, self.dof)
 
 
 def estimate(plus, minus=()):
@@ -80,15 +62,15 @@ def estimate(plus, minus=()):
     None where a sample has fewer than ENOUGH values. Two samples: Welch's t-test.
     """
     samples = [*plus, *minus]
-    n = min(map(len, samples))
-    if n < ENOUGH:
+    if min(map(len, samples)) < ENOUGH:
         return None
-    means, squares = zip(*map(mean_and_squared_error, samples))
-    value = sum(means[: len(plus)]) - sum(means[len(plus) :])
-    total = sum(squares)
-    terms = [square**2 / (len(sample) - 1) for square, sample in zip(squares, samples)]
-    dof = total**2 / sum(terms) if total else n  # any, where there is no error
-    return Estimate(float(value), float(np.sqrt(total)), float(dof), n)
+    means, squares = np.transpose([mean_and_squared_error(sample) for sample in samples])
+    value = means[: len(plus)].sum() - means[len(plus) :].sum()
+    dofs = [len(sample) - 1 for sample in samples]
+    total = squares.sum()
+    # Without any error all degrees of freedom are alike
+    dof = total**2 / (squares**2 / dofs).sum() if total else min(dofs)
+    return Estimate(float(value), float(np.sqrt(total)), float(dof))
 
 
 def mean_and_squared_error(sample):
@@ -107,8 +89,8 @@ def all_above(estimates):
 
 def holm(p_values):
     """Holm's correction of the p-values of one family."""
-    corrected, largest = [1.0] * len(p_values), 0.0
-    for rank, i in enumerate(np.argsort(p_values, kind="stable")):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = largest
+    order = np.argsort(p_values)
+    scaled = np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    corrected = np.empty(len(p_values))
+    corrected[order] = np.maximum.accumulate(scaled).clip(max=1)
     return corrected
