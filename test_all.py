@@ -9,6 +9,7 @@ kills, files, flags and exit codes is tested by processes: children are forked f
 that they start at once. Every test has a new folder of its own, and is in it.
 """
 
+import argparse
 import contextlib
 import csv
 import fcntl
@@ -76,10 +77,10 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
+    Measure,
     Result,
-    Results,
     cross,
-    summarise,
+    select,
 )
 from variable_length import VariableLength
 
@@ -123,7 +124,6 @@ def ends(wanted, words, task=Reverse):
 
     Returns all that it says. `task` may also be the module `report`.
     """
-    report.load.cache_clear()  # a report is usually a process of its own
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["", *shlex.split(words)]),
@@ -1637,15 +1637,15 @@ def test_welchs_test_is_that_of_textbooks():
     a = "27.5 21.0 19.0 23.6 17.0 17.9 16.9 20.1 21.9 22.6 23.1 19.6 19.0 21.7 21.4"
     b = "27.1 22.0 20.8 23.4 23.4 23.5 25.8 22.0 24.8 20.2 21.9 22.1 22.9 20.5 24.4"
     a, b = (list(map(float, numbers.split())) for numbers in (a, b))
-    found = statistics.estimate([a], [b])
+    found = statistics.estimate([a, b], [1, -1])
     assert round(found.value / found.error, 3) == -2.455
     assert round(found.dof, 3) == 24.989
     assert round(found.p(), 3) == 0.021
     for dof, t in (2, 4.302653), (5, 2.570582), (9.3, 2.251082):
         close(statistics.t_quantile(0.025, dof), t, 1e-5)
-    same = statistics.estimate([[0.1] * 4], [[0.1] * 7])
+    same = statistics.estimate([[0.1] * 4, [0.1] * 7], [1, -1])
     assert same.p() == 1 and same.interval() == (0, 0)
-    assert statistics.estimate([a], [b[:2]]) is None, "too few seeds"
+    assert statistics.estimate([a, b[:2]], [1, -1]) is None, "too few seeds"
 
 
 def test_holms_correction():
@@ -1656,14 +1656,15 @@ def test_holms_correction():
 
 def make_results(cells, metric="token accuracy"):
     """Results of [(flags, values of a metric, a seed each)]; None: not finished."""
-    found, rows = [], []
+    found = []
     for flags, values in cells:
         for seed, value in enumerate(values):
-            rows.append(flags | {"seed": seed})
+            result = Result(flags | {"seed": seed})
             if value is not None:
-                config = {"vocab": 16} | rows[-1]
-                found.append(Result(rows[-1], {}, config=config, values={metric: value}))
-    return Results(found, rows)
+                config = {"vocab": 16} | result.flags
+                result = result._replace(config=config, values={metric: value})
+            found.append(result)
+    return found
 
 
 NONE = [0.50, 0.51, 0.52, 0.48]
@@ -1675,7 +1676,7 @@ PE_OVER_NONE, PE_OVER_CONSTANT = "+0.218 [+0.110, +0.325]", "+0.198 [+0.091, +0.
 
 def lines_of(results, **options):
     figure = Figure("", {}, **options)
-    table = tables.FigureTable(figure, results, [*figure.metrics, *figure.summaries])
+    table = tables.FigureTable(figure, results)
     found = [*table.describe(), *table.lines(), *table.contrasts()]
     return [re.sub(" {2,}", "|", line) for line in found]
 
@@ -1715,7 +1716,7 @@ def test_contrasts_add_up_cells_and_pair_seeds():
 def test_a_metric_that_half_the_trials_lack_hides_nothing():
     found = make_results(ARMS)
     for n, result in enumerate(found):
-        result.values["new"] = 0.25 if n % 2 else None
+        result.values.update({"new": 0.25} if n % 2 else {})
     both = dict.fromkeys(["token accuracy", "new"])
     found = lines_of(found, metrics=both)
     assert found[-4] == "token accuracy" and PE_OVER_NONE in found[-3]
@@ -1761,14 +1762,14 @@ def test_summaries_over_the_vocabulary_by_hand():
     ]
     for a, b, c, wanted, text in cases:
         runs = of_vocabularies({4: a, 8: b, 16: c})
-        close(K95.compute(runs), wanted, 1e-9)
+        close(K95.of(runs), wanted, 1e-9)
         assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
-    assert K95.compute(of_vocabularies({4: 0.9, 16: 0.8})) is None, "too far apart"
+    assert K95.of(of_vocabularies({4: 0.9, 16: 0.8})) is None, "too far apart"
     runs = of_vocabularies({4: 1.0, 8: 0.9, 16: 0.8})
-    list(runs)[-1].values["token accuracy"] = None
-    assert not summarise(runs, K95), "a trial without token accuracy"
+    del runs[-1].values["token accuracy"]
+    assert K95.of(runs) is None, "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
-    close(AREA.compute(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
+    close(AREA.of(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
 
 
 def test_the_equivalent_budget_by_hand():
@@ -1784,7 +1785,7 @@ def test_the_equivalent_budget_by_hand():
             flags = {"iterations": 100 * budget}
             cells += [(flags | {"pe": "none"}, [none]), (flags | {"pe": "sin"}, [sin])]
         runs = make_results(cells)
-        close(BUDGET.compute(runs), wanted, 1e-9)
+        close(BUDGET.of(runs), wanted, 1e-9)
         assert text in lines_of(runs, summaries=(BUDGET,))[-1]
 
 
@@ -1819,7 +1820,7 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
     whole, content = path.read_text(), read_json(path)
     accuracy = content["metrics"]["token_accuracy"]
     said = make_report(words)
-    assert "2 of 12" in said and tables.short(accuracy) in said
+    assert "2 of 12" in said and f"{accuracy:.3f}" in said
     bad = ["[" * 100_000, "[]", "", "\xff", whole[:-20]]
     bad += [whole.replace('"lr": 0.001', '"lr": 0.25'), whole.replace('"reverse"', '"sort"')]
     for number in "7", "NaN", "1e999", "9" * 5000, "null", '"0.5"':
@@ -1860,9 +1861,9 @@ def test_nothing_that_a_file_says_reaches_a_page_as_it_is():
             raise AssertionError(bad)
     Path("bench").mkdir()
     Path("bench/x.json").write_text("[]")
-    lines = report.figure_lines(".", ".")
+    lines = report.bench_lines(".")
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        assert not any("bench" in line for line in lines)
+        assert not list(lines)
     assert "left out: bench/x.json" in said.getvalue()
 
 
@@ -1919,7 +1920,7 @@ def test_the_results_page_is_that_of_the_committed_results():
 def mean_accuracies(results, **flags):
     """{encoding: mean token accuracy} of the trials with these flags."""
     found = {}
-    for result in results.where(**flags):
+    for result in select(results, flags):
         found.setdefault(result.flags["pe"], []).append(result.values["token accuracy"])
     return {pe: np.mean(values) for pe, values in found.items()}
 
@@ -1932,7 +1933,8 @@ def readme_cells(results, **flags):
 
 def test_the_readmes_numbers_are_those_of_the_committed_results():
     def load(task, figure):
-        return report.load(task, figure, "desk", HERE / "results", ())[1]
+        args = argparse.Namespace(scale="desk", out=HERE / "results", words=[])
+        return report.load(task, figure, args)
 
     readme = README.replace("**", "").replace(r"\*", "")
     readme = re.sub(r" \((longer: )?[48]x\)", "", readme)
@@ -1947,9 +1949,9 @@ def test_the_readmes_numbers_are_those_of_the_committed_results():
             last = readme_cells(long, model=model, iterations=iterations)
         assert f"|{model.upper()}, K = {cell.vocab}|{first}|{last}|" in readme
     for pe, text in ("none", "0.790 ±0.009"), ("sin", "0.864 ±0.013"):
-        gru = short.where(model="gru", vocab=32, pe=pe)
+        gru = select(short, dict(model="gru", vocab=32, pe=pe))
         values = [result.values["token accuracy"] for result in gru]
-        assert text in readme and tables.mean_text(values, "", 6) == text
+        assert text in readme and tables.format_mean(values, Measure("")) == text
 
 
 def test_the_readmes_example_is_that_of_the_committed_results():

@@ -75,10 +75,9 @@ def points_of(figure, result):
     x = x_of(figure, result.flags, result.config)
     point = name_of(result.config.get("model", "")), result.flags["pe"], x
     for metric, y in result.values.items():
-        if y is not None:
-            yield metric, *point, y
-            if figure.x == "iterations" and "accuracy" in metric:
-                yield f"error (1 - {metric})", *point, 1 - y
+        yield metric, *point, y
+        if figure.x == "iterations" and "accuracy" in metric:
+            yield f"error (1 - {metric})", *point, 1 - y
 
 
 # -- Drawing

@@ -56,21 +56,19 @@ class Estimate(NamedTuple):
         return min(1.0, 2 * min(self.p_above(), self.p_below()))
 
 
-def estimate(plus, minus=()):
-    """The sum of the means of the samples in `plus` minus that of those in `minus`.
+def estimate(samples, signs=(1,)):
+    """The sum of the samples' means, each with its sign; None where seeds are too few.
 
-    None where a sample has fewer than ENOUGH values. Two samples: Welch's t-test.
+    For two samples with the signs 1 and -1: Welch's t-test.
     """
-    samples = [*plus, *minus]
     if min(map(len, samples)) < ENOUGH:
         return None
     means, squares = np.transpose([mean_and_squared_error(sample) for sample in samples])
-    value = means[: len(plus)].sum() - means[len(plus) :].sum()
     dofs = [len(sample) - 1 for sample in samples]
     total = squares.sum()
     # Without any error all degrees of freedom are alike
-    dof = total**2 / (squares**2 / dofs).sum() if total else min(dofs)
-    return Estimate(float(value), float(np.sqrt(total)), float(dof))
+    dof = total**2 / (squares**2 / dofs).sum() if total else dofs[0]
+    return Estimate(float(np.dot(signs, means)), float(np.sqrt(total)), float(dof))
 
 
 def mean_and_squared_error(sample):
