@@ -137,6 +137,11 @@ def select(trials, flags):
     return [x for x in trials if all(x.flags.get(f) == value for f, value in flags.items())]
 
 
+def count_answers(result):
+    """Guessing is correct once in so many times."""
+    return result.config.get("meanings", result.config["vocab"])
+
+
 # -- Names
 ENCODING_NAMES = {"none": "no PE", "sin": "PE"}
 

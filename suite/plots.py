@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from suite.figures import name_of
+from suite.figures import count_answers, name_of
 from suite.statistics import estimate
 
 # Each encoding has the same colour and marker in all plots, and a user's encodings have the
@@ -56,42 +56,45 @@ CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it is
 
 
 # -- Points
-def x_of(figure, flags, config):
+def x_of(figure, result):
     """A number, or the label of a cell: its flags except the encoding."""
+    if figure.x == "pe":
+        return ""
     if isinstance(figure.x, str):
-        return "" if figure.x == "pe" else flags.get(figure.x, config[figure.x])
-    shown = [flag for flag in figure.x[1:] if flags.get(flag) is not None]
-    label = [FLAGS.get(flag, f"{flag} = {{}}").format(flags[flag]) for flag in shown]
-    return "\n".join(label) or "default"
+        return result.config[figure.x]
+    labels = []
+    for flag in figure.x[1:]:
+        if (value := result.flags.get(flag)) is not None:
+            labels.append(FLAGS.get(flag, f"{flag} = {{}}").format(value))
+    return "\n".join(labels) or "default"
 
 
-def points_of(figure, result):
-    """Yields (metric, title of a panel, encoding, x, y)."""
-    for title, encoding, points in result.lines:
-        for x, y in points.items():
-            yield figure.y, title, encoding, x, y
+def lines_of(figure, result):
+    """Yields (metric, title of a panel, encoding, {x: y})."""
     if figure.curves:
+        for line in result.lines:
+            yield figure.y, *line
         return
-    x = x_of(figure, result.flags, result.config)
-    point = name_of(result.config.get("model", "")), result.flags["pe"], x
+    title, encoding = name_of(result.config.get("model", "")), result.flags["pe"]
+    x = x_of(figure, result)
     for metric, y in result.values.items():
-        yield metric, *point, y
+        yield metric, title, encoding, {x: y}
         if figure.x == "iterations" and "accuracy" in metric:
-            yield f"error (1 - {metric})", *point, 1 - y
+            yield f"error (1 - {metric})", title, encoding, {x: 1 - y}
 
 
 # -- Drawing
-def plot(figure, runs, path):
+def plot(figure, results, path):
     """Write an SVG: a row per metric and a column per model, or the panels of curves."""
     import matplotlib.figure
 
     points, chances = defaultdict(list), defaultdict(dict)
-    for result in runs:
-        for metric, title, encoding, x, y in points_of(figure, result):
-            points[metric, title, encoding, x].append(y)
-            if metric.endswith("accuracy"):
-                answers = result.config.get("meanings", result.config["vocab"])
-                chances[metric, title][x] = 1 / answers
+    for result in results:
+        for metric, title, encoding, line in lines_of(figure, result):
+            for x, y in line.items():
+                points[metric, title, encoding, x].append(y)
+                if metric.endswith("accuracy"):
+                    chances[metric, title][x] = 1 / count_answers(result)
     metrics, titles, encodings, _ = map(dict.fromkeys, zip(*points))
     names = dict.fromkeys([*ENCODINGS.split(), *encodings])
     styles = dict(zip(names, itertools.cycle(zip(COLORS.split(), MARKERS))))
@@ -99,26 +102,28 @@ def plot(figure, runs, path):
     down = math.ceil(len(metrics) * len(titles) / across)
     axes = {}  # the last of each metric, with which others share the y axis
     with matplotlib.rc_context(LOOKS):
-        page = matplotlib.figure.Figure(
-            (max(7, 2.8 * across), 2.4 * down + 1), layout="constrained"
-        )
-        for number, (metric, title) in enumerate(itertools.product(metrics, titles), 1):
+        size = max(7, 2.8 * across), 2.4 * down + 1
+        page = matplotlib.figure.Figure(size, layout="constrained")
+        for place, (metric, title) in enumerate(itertools.product(metrics, titles), 1):
             panel = {key[2:]: ys for key, ys in points.items() if key[:2] == (metric, title)}
             if panel:
-                axis = axes[metric] = page.add_subplot(
-                    down, across, number, sharey=axes.get(metric), title=title
-                )
+                shared = dict(sharey=axes.get(metric), title=title)
+                axis = axes[metric] = page.add_subplot(down, across, place, **shared)
                 draw_panel(axis, figure, panel, styles, chances[metric, title])
-                axis.set_ylabel(NAMES.get(metric, metric).format(runs[0].config.get("length")))
-                if metric.startswith("error") or "perplexity" in metric:
-                    axis.set_yscale("log")
-                elif "accuracy" in metric:
-                    axis.set_ylim(-0.04, 1.04)
-                    axis.axhline(0.95, label="95% accuracy", linestyle="--", **THIN)
+                label_y(axis, metric, results[0].config.get("length"))
         page.suptitle(figure.title)
-        add_legend(page, points)
+        add_legend(page, {len(ys) for ys in points.values()})
         path.parent.mkdir(parents=True, exist_ok=True)
         page.savefig(path, metadata={"Date": None})
+
+
+def label_y(axis, metric, length):
+    axis.set_ylabel(NAMES.get(metric, metric).format(length))
+    if metric.startswith("error") or "perplexity" in metric:
+        axis.set_yscale("log")
+    elif "accuracy" in metric:
+        axis.set_ylim(-0.04, 1.04)
+        axis.axhline(0.95, label="95% accuracy", linestyle="--", **THIN)
 
 
 def draw_panel(axis, figure, panel, styles, chance):
@@ -134,46 +139,41 @@ def draw_panel(axis, figure, panel, styles, chance):
             axis.set_xscale("log", base=2)
         ticks = [f"{x / xs[0]:g}x" for x in xs] if figure.x == "iterations" else xs
         axis.set_xticks(places, ticks)
-    width = cells * 0.8 / len(encodings)
-    every = len(xs) // 20 + 1  # with a marker and an interval
-    for number, encoding in enumerate(encodings):
-        shift = width * (number + 0.5) - 0.4 * cells
-        samples = {
-            place + shift: panel[encoding, x]
-            for x, place in zip(xs, places)
-            if (encoding, x) in panel
-        }
-        means = [*map(np.mean, samples.values())]
-        margins = [margin(ys) for ys in samples.values()]
-        color, marker = styles[encoding]
-        options = dict(color=color, label=NAMES.get(encoding, encoding))
-        options |= dict(
-            fmt=marker if cells else f"{marker}-", markevery=every, errorevery=every
-        )
-        axis.errorbar(samples.keys(), means, margins, **options)
-        for x, ys in samples.items() if cells else ():
-            axis.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
+    width = 0.8 / len(encodings) if cells else 0
+    for number, encoding in enumerate(encodings, 1):
+        shift = width * (number - 0.5 - len(encodings) / 2)
+        known = [(x, place) for x, place in zip(xs, places) if (encoding, x) in panel]
+        samples = {place + shift: panel[encoding, x] for x, place in known}
+        draw_samples(axis, samples, width, *styles[encoding], NAMES.get(encoding, encoding))
     if chance:
         options = dict(label="chance", fmt="none" if cells else ":", **THIN)
         axis.errorbar(places, [chance[x] for x in xs], xerr=cells / 2, **options)
 
 
-def margin(ys):
-    """Half the width of the interval of the mean; 0 where seeds are too few for one."""
-    found = estimate([ys])
-    return found.margin() if found else 0
+def draw_samples(axis, samples, width, color, marker, label):
+    """Means with 95% CI, joined by lines; or in cells of this width, with every value."""
+    every = len(samples) // 20 + 1  # with a marker and an interval
+    options = dict(color=color, label=label, markevery=every, errorevery=every)
+    estimates = [estimate([ys]) for ys in samples.values()]
+    margins = [found.margin() if found else 0 for found in estimates]
+    means = [np.mean(ys) for ys in samples.values()]
+    style = marker if width else f"{marker}-"
+    axis.errorbar(samples.keys(), means, margins, fmt=style, **options)
+    if width:
+        for x, ys in samples.items():
+            axis.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
 
 
-def add_legend(page, points):
+def add_legend(page, counts):
     handles = {}
     for axis in page.axes:
         found, labels = axis.get_legend_handles_labels()
         handles |= dict(zip(labels, found))
-    counts = sorted({*map(len, points.values())})
+    n = ", ".join(map(str, sorted(counts)))
     page.legend(
         handles.values(),
         handles,
-        title=f"mean over seeds, 95% CI (Student's t), n = {', '.join(map(str, counts))}",
+        title=f"mean over seeds, 95% CI (Student's t), n = {n}",
         loc="outside lower center",
         ncols=5,
         frameon=False,

@@ -12,6 +12,7 @@ from suite.figures import (
     Censored,
     Contrast,
     as_measure,
+    count_answers,
     measurements,
     name_of,
     select,
@@ -204,10 +205,6 @@ def levels(found, *flags):
 
 def mean_of(found, flags, measure):
     return format_mean([x.value for x in select(found, flags)], measure)
-
-
-def count_answers(result):
-    return result.config.get("meanings", result.config["vocab"])
 
 
 def ends(numbers):
