@@ -34,7 +34,7 @@ from common import UsageError
 from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
-from suite.figures import Result
+from suite.figures import Result, as_measure
 from suite.tables import FigureTable, claims_table
 
 TASKS = [*bench.OF_THE_PAPER, Stability, Shakespeare, Beyond, Rarity]
@@ -134,7 +134,8 @@ def made_by(finished):
 def section(task_class, name, results, args):
     """The lines about a figure, on the screen or on a page."""
     figure = task_class.figures[name]
-    table = FigureTable(figure, results, args.brief)
+    measures = [*map(as_measure, figure.metrics), *figure.summaries]
+    table = FigureTable(figure, results, measures[:1] if args.brief else measures)
     yield f"### {task_class.script()} {name}"
     title = [figure.title, f"{args.scale} scale", *table.describe()]
     title = "; ".join([*title, f"{len(table.finished)} of {len(results)} trials"])
@@ -170,7 +171,7 @@ def bench_lines(out):
         with leaving_out(path):
             content = files.read_json(path)
             lines = [*bench.table(content)]
-            if not content["device"].startswith("cpu"):
+            if "NVIDIA" in content["device"]:
                 lines += bench.costs(content)
             yield from [f"### bench.py, {path.stem}", "```text", *map(clean, lines), "```"]
 
@@ -209,13 +210,12 @@ def trials_csv(folder):
             rows.append(trial_row(path, files.read_json(path)))
     if not rows:
         raise UsageError(f"{folder} has no finished trial")
-    columns = dict.fromkeys(column for row in rows for column in row)
-    different = {c: {str(row.get(c)) for row in rows} for c in columns}
-    varying = [c for c in columns if len(different[c]) > 1 or len(rows) == 1]
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [[name, *(row.get(name) for row in rows)] for name in names]
+    if len(rows) > 1:
+        columns = [c for c in columns if len(set(map(str, c[1:]))) > 1]
     text = io.StringIO()
-    writer = csv.DictWriter(text, varying, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(zip(*columns))
     return "\n".join(map(clean, text.getvalue().split("\n")))
 
 
@@ -271,26 +271,23 @@ def dispatch(args, names):
     return 0
 
 
-def print_tables(args, script=None, *names):
-    classes = [find_task_class(script)] if script else TASKS
-    for name in names:
-        if name not in classes[0].figures:
-            known = ", ".join(classes[0].figures)
-            raise UsageError(f"{script} has no figure {name}: choose from {known}")
-    figures = [(classes[0], name) for name in names] or figures_at(args.scale, classes)
-    lines, error = [], UsageError(f"no figure has trials at --scale {args.scale}")
-    for task_class, name in figures:
-        try:
-            lines += section(task_class, name, load(task_class, name, args), args)
-        except UsageError as why:  # it has no such trials
-            error = why
+def print_tables(args, script="", figure=""):
+    known = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
+    names = ", ".join(name for _, name in known)
+    lines, error = [], UsageError(f"the figures at --scale {args.scale} are: {names or 'none'}")
+    for task_class, name in known:
+        if figure in ("", name):
+            try:
+                lines += section(task_class, name, load(task_class, name, args), args)
+            except UsageError as why:  # it has no such trials
+                error = why
     if not lines:
         raise error
     print(LEGEND, *lines, sep="\n")
     if args.brief:
         flags = "--scale", args.scale, "--out", args.out, *args.words
-        what = [os.path.basename(script), *names] if script else []
-        print(f"All metrics: python report.py {shlex.join([*what, *flags])}")
+        words = filter(None, [os.path.basename(script), figure, *flags])
+        print(f"All metrics: python report.py {shlex.join(words)}")
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def draw_samples(axis, samples, width, color, marker, label):
     every = len(samples) // 20 + 1  # with a marker and an interval
     options = dict(color=color, label=label, markevery=every, errorevery=every)
     estimates = [estimate([ys]) for ys in samples.values()]
-    margins = [found.margin() if found else 0 for found in estimates]
+    margins = [found.margin if found else 0 for found in estimates]
     means = [np.mean(ys) for ys in samples.values()]
     style = marker if width else f"{marker}-"
     axis.errorbar(samples.keys(), means, margins, fmt=style, **options)

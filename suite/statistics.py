@@ -35,25 +35,15 @@ class Estimate(NamedTuple):
     value: float
     error: float  # its standard error
     dof: float  # degrees of freedom (Welch-Satterthwaite)
-
-    def margin(self):
-        """Half the width of the 95% confidence interval."""
-        return t_quantile(LEVEL, self.dof) * self.error
+    margin: float  # half the width of the 95% confidence interval
+    p_below: float  # one-sided p-value of the claim that the true value is below 0
 
     def interval(self):
-        return self.value - self.margin(), self.value + self.margin()
-
-    def p_below(self):
-        """One-sided p-value of the claim that the true value is below 0."""
-        angle = np.arctan2(self.value, self.error * np.sqrt(self.dof))
-        return float(np.interp(angle, ANGLES, t_cdf(self.dof)))
-
-    def p_above(self):
-        return self._replace(value=-self.value).p_below()
+        return self.value - self.margin, self.value + self.margin
 
     def p(self):
         """Two-sided."""
-        return min(1.0, 2 * min(self.p_above(), self.p_below()))
+        return 2 * min(self.p_below, 1 - self.p_below)
 
 
 def estimate(samples, signs=(1,)):
@@ -64,11 +54,13 @@ def estimate(samples, signs=(1,)):
     if min(map(len, samples)) < ENOUGH:
         return None
     means, squares = np.transpose([mean_and_squared_error(sample) for sample in samples])
+    value, error = np.dot(signs, means), np.sqrt(squares.sum())
     dofs = [len(sample) - 1 for sample in samples]
-    total = squares.sum()
     # Without any error all degrees of freedom are alike
-    dof = total**2 / (squares**2 / dofs).sum() if total else dofs[0]
-    return Estimate(float(np.dot(signs, means)), float(np.sqrt(total)), float(dof))
+    dof = error**4 / (squares**2 / dofs).sum() if error else dofs[0]
+    margin = t_quantile(LEVEL, dof) * error
+    p_below = np.interp(np.arctan2(value, error * np.sqrt(dof)), ANGLES, t_cdf(dof))
+    return Estimate(*map(float, (value, error, dof, margin, p_below)))
 
 
 def mean_and_squared_error(sample):
@@ -80,9 +72,8 @@ def mean_and_squared_error(sample):
 # -- Several tests
 def all_above(estimates):
     """One-sided p-values: every value is above 0; at least one is below 0 (Bonferroni)."""
-    p_above = max(e.p_above() for e in estimates)
-    p_below = min(1.0, len(estimates) * min(e.p_below() for e in estimates))
-    return p_above, p_below
+    p_below = min(found.p_below for found in estimates)
+    return 1 - p_below, min(1.0, p_below * len(estimates))
 
 
 def holm(p_values):

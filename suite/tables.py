@@ -1,5 +1,6 @@
 """Tables of a figure's results: means, contrasts, and preregistered claims."""
 
+import itertools
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -36,9 +37,9 @@ def format_difference(estimate):
     return [f"{estimate.value:+.3f} [{low:+.3f}, {high:+.3f}]", format_p(estimate.p())]
 
 
-def format_mean(planned, measure):
-    """A mean with its 95% CI; how many values are censored or missing (None)."""
-    values = [x for x in planned if x is not None]
+def format_mean(found, measure):
+    """A mean with its 95% CI; how many values are censored or missing."""
+    values = [x.value for x in found if x.value is not None]
     if not values:
         return "-"
     n, show = len(values), measure.show
@@ -51,15 +52,15 @@ def format_mean(planned, measure):
     mean = show(np.mean(values))
     digits = 3 - sum(mean >= size for size in (10, 100, 1000))  # after the point: four in all
     text = f"{mean:,.{digits}f}"
-    if found := estimate([values]):
-        low, high = map(show, found.interval())
-        interval = f"±{found.margin():,.{digits}f}"
+    if known := estimate([values]):
+        low, high = map(show, known.interval())
+        interval = f"±{known.margin:,.{digits}f}"
         if show is not float:
             interval = f"[{low:,.{digits}f}, {high:,.{digits}f}]"
         text += f" {interval}"
     if censored:
         text += f" ({len(censored)} of {n} censored)"
-    return text if n == len(planned) else f"{text} (n = {n})"
+    return text if n == len(found) else f"{text} (n = {n})"
 
 
 def format_flag(flag, value):
@@ -105,20 +106,19 @@ def evaluate(contrast, found):
 class FigureTable:
     """A row for every cell: all flags that vary, except encoding, seed and tuned ones."""
 
-    def __init__(self, figure, results, brief=False):
-        self.figure, self.results = figure, results
+    def __init__(self, figure, results, measures):
+        self.figure, self.results, self.measures = figure, results, measures
         self.finished = [result for result in results if result.config]
-        self.measures = [as_measure(x) for x in (*figure.metrics, *figure.summaries)]
-        if brief:
-            del self.measures[1:]
-        models, encodings = levels(results, "model"), [pe for (pe,) in levels(results, "pe")]
+        rows = [result.flags for result in results]
+        models = {row.get("model") for row in rows}
+        encodings = list(dict.fromkeys(row["pe"] for row in rows))
         self.encodings = sorted(encodings, key=(ORDER + encodings).index)
         self.keys = ["model"] if len(models) > 1 else []
         self.settings = []  # flags that have one value for each model
-        for flag in dict.fromkeys(flag for result in results for flag in result.flags):
+        for flag in dict.fromkeys(itertools.chain(*rows)):
             if flag not in ("model", "pe", "seed", *figure.tuned):
-                varies = len(levels(results, "model", flag)) > len(models)
-                (self.keys if varies else self.settings).append(flag)
+                pairs = {(row.get("model"), row.get(flag)) for row in rows}
+                (self.keys if len(pairs) > len(models) else self.settings).append(flag)
 
     def describe(self):
         """The flags that have no column; how many seeds; the accuracy of guessing."""
@@ -133,19 +133,27 @@ class FigureTable:
             yield self.measures[0].label
         if self.finished:
             seeds = Counter(str(result.flags | dict(seed=0)) for result in self.finished)
-            yield "n = " + " to ".join(map(str, ends(seeds.values())))
+            yield "n = " + format_range(seeds.values(), str)
             if "accuracy" in " ".join(self.figure.metrics):
-                answers = ends(map(count_answers, self.finished))
-                yield "chance " + " to ".join(f"{1 / n:.2g}" for n in answers)
+                answers = map(count_answers, self.finished)
+                yield "chance " + format_range(answers, lambda n: f"{1 / n:.2g}")
 
     def cells(self, found, without=()):
         """The flags of each row, except those that a summary or a contrast compares."""
         keys = [key for key in self.keys if key not in without]
-        return [dict(zip(keys, values)) for values in levels(found, *keys)]
+        cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in found)
+        return [dict(zip(keys, cell)) for cell in cells]
 
     def lines(self):
         """A header, and for each metric or summary a row per cell, below its name."""
-        header = self.header()
+        cells = [select(self.results, cell) for cell in self.cells(self.results)]
+        labels = dict.fromkeys(x.label for cell in cells for x in default_contrasts(cell))
+        if len(labels) > 2:
+            labels = ["PE - no PE", "PE - control"]
+        header = [HEADERS.get(key, key.replace("_", "-")) for key in self.keys]
+        header += [ENCODING_NAMES.get(pe, pe) for pe in self.encodings]
+        for label in labels:
+            header += [label, "p"]
         rows = [header]
         for measure in self.measures:
             found = measurements(self.results, measure)
@@ -156,19 +164,6 @@ class FigureTable:
                     rows.append(row + ["-"] * (len(header) - len(row)))
         yield from align(rows)
 
-    def header(self):
-        labels = {}
-        for cell in self.cells(self.results):
-            contrasts = default_contrasts(select(self.results, cell))
-            labels |= {contrast.label: None for contrast in contrasts}
-        if len(labels) > 2:
-            labels = ["PE - no PE", "PE - control"]
-        header = [HEADERS.get(key, key.replace("_", "-")) for key in self.keys]
-        header += [ENCODING_NAMES.get(pe, pe) for pe in self.encodings]
-        for label in labels:
-            header += [label, "p"]
-        return header
-
     def rows(self, found, measure):
         """Yields the words of each row."""
         arms = [dict(pe=pe) for pe in self.encodings]
@@ -177,7 +172,7 @@ class FigureTable:
         for cell in self.cells(found, measure.over):
             of_cell = select(found, cell)
             words = [format_flag(key, cell[key]) if key in cell else "" for key in self.keys]
-            words += [mean_of(of_cell, arm, measure) for arm in arms]
+            words += [format_mean(select(of_cell, arm), measure) for arm in arms]
             for contrast in default_contrasts(of_cell):
                 words += format_difference(evaluate(contrast, of_cell))
             yield words
@@ -186,10 +181,9 @@ class FigureTable:
         """A row for each of the figure's own contrasts, in every cell that it leaves open."""
         rows = []
         for contrast in self.figure.contrasts:
-            measure = as_measure(contrast.measure or self.measures[0])
-            found = measurements(self.results, measure)
+            found = measurements(self.results, as_measure(contrast.measure or self.measures[0]))
             sides = [flags for _, flags in contrast.terms()]
-            for cell in self.cells(found, {flag for flags in sides for flag in flags}):
+            for cell in self.cells(found, set().union(*sides)):
                 if all(select(found, cell | flags) for flags in sides):
                     label = [contrast.label, *(format_flag(*item) for item in cell.items())]
                     difference = evaluate(contrast, select(found, cell))
@@ -198,19 +192,9 @@ class FigureTable:
             yield from align(rows)
 
 
-def levels(found, *flags):
-    """The different values of these flags."""
-    return list(dict.fromkeys(tuple(x.flags.get(flag) for flag in flags) for x in found))
-
-
-def mean_of(found, flags, measure):
-    return format_mean([x.value for x in select(found, flags)], measure)
-
-
-def ends(numbers):
-    """The smallest and the largest, if they differ."""
-    ordered = sorted(numbers)
-    return dict.fromkeys([ordered[0], ordered[-1]])
+def format_range(numbers, show):
+    ends = sorted(numbers)
+    return " to ".join(dict.fromkeys([show(ends[0]), show(ends[-1])]))
 
 
 # -- Preregistered claims
@@ -243,7 +227,7 @@ def judge(claim, link, results):
     if not claim.contrast:
         contrasts = default_contrasts(found)
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
-        means = [mean_of(found, arm, measure) for arm in arms]
+        means = [format_mean(select(found, arm), measure) for arm in arms]
     estimates = [evaluate(contrast, found) for contrast in contrasts]
     differences = []
     for contrast, difference in zip(contrasts, estimates):
