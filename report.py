@@ -34,13 +34,17 @@ from common import UsageError
 from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
-from suite.figures import Result, as_measure
-from suite.tables import FigureTable, claims_table
+from suite.figures import Result, as_measure, finished_of
+from suite.tables import claims_table, contrast_table, describe, table
 
 TASKS = [*bench.OF_THE_PAPER, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = "Means over seeds ± 95% CI (Student's t); differences: 95% CI, p by Welch's t-test."
-BEGIN = "<!-- {}: made by python report.py --write, do not edit -->"
-END = "<!-- end of {} -->"
+MARKS = [  # of the two parts of RESULTS.md that are made
+    "<!-- preregistered claims: made by python report.py --write, do not edit -->",
+    "<!-- end of preregistered claims -->",
+    "<!-- all figures: made by python report.py --write, do not edit -->",
+    "<!-- end of all figures -->",
+]
 
 
 # -- Files, which may hold anything
@@ -97,7 +101,8 @@ def load(task_class, name, args):
         result = Result(trial.row)
         path = trial.folder / trial.task.file
         with leaving_out(path):
-            if content := files.read_json(path):
+            content = files.read_json(path)
+            if content is not None:
                 result = make_result(trial, content, task_class.figures[name])
                 texts.add(str(files.fingerprints(result.config)))
         results.append(result)
@@ -135,20 +140,21 @@ def section(task_class, name, results, args):
     """The lines about a figure, on the screen or on a page."""
     figure = task_class.figures[name]
     measures = [*map(as_measure, figure.metrics), *figure.summaries]
-    table = FigureTable(figure, results, measures[:1] if args.brief else measures)
+    if args.brief:
+        del measures[1:]
     yield f"### {task_class.script()} {name}"
-    title = [figure.title, f"{args.scale} scale", *table.describe()]
-    title = "; ".join([*title, f"{len(table.finished)} of {len(results)} trials"])
-    if not table.finished:
-        yield title
+    title = [figure.title, f"{args.scale} scale", *describe(figure, results, measures)]
+    finished = finished_of(results)
+    if not finished:
+        yield "; ".join(title)
         return
     plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.words else ''}.svg"
-    link = draw(figure, table.finished, Path(args.out, "figures", plot), args.write)
-    yield f"{title}, {made_by(table.finished)}{link}"
+    link = draw(figure, finished, Path(args.out, "figures", plot), args.write)
+    yield f"{'; '.join(title)}, {made_by(finished)}{link}"
     yield "```text"
-    yield from table.lines()
+    yield from table(figure, results, measures)
     if not args.brief:
-        yield from table.contrasts()
+        yield from contrast_table(figure, results, measures)
     yield "```"
     if figure.note:
         yield figure.note
@@ -179,27 +185,20 @@ def bench_lines(out):
 def write_page(args):
     """Make the page's two parts anew, whole or not at all, and trials.csv."""
     path, rows = Path(args.write), trials_csv(args.out)
-    begin, middle, end = split_page(path.read_text())
+    pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*MARKS)
+    kept = re.fullmatch(pattern, path.read_text(), re.DOTALL)
+    if not kept:
+        raise UsageError(f"the page needs these lines: {', '.join(MARKS)}")
     claims, lines = [], []
     for task_class, name in figures_at(args.scale):
         results = load(task_class, name, args)
         link = f"#{task_class.script()} {name}".replace(".", "").replace(" ", "-")
         claims += [(claim, link, results) for claim in task_class.figures[name].claims]
         lines += section(task_class, name, results, args)
-    page = [begin, *claims_table(claims), middle, *lines, *bench_lines(args.out), end]
+    lines += bench_lines(args.out)
+    page = [kept[1], *claims_table(claims), kept[2], *lines, kept[3]]
     files.write(path, "\n".join(page).encode())
     files.write(Path(args.out, "trials.csv"), rows.encode())
-
-
-def split_page(text):
-    """What stands before, between and after the two parts that are made."""
-    marks = []
-    for name in "preregistered claims", "all figures":
-        marks += [BEGIN.format(name), END.format(name)]
-    found = re.fullmatch("(.*{})\n.*({}.*{})\n.*({}.*)".format(*marks), text, re.DOTALL)
-    if not found:
-        raise UsageError(f"the page needs these lines: {', '.join(marks)}")
-    return found.groups()
 
 
 def trials_csv(folder):
@@ -207,7 +206,12 @@ def trials_csv(folder):
     rows = []
     for path in sorted(Path(folder).rglob("result.json")):
         with leaving_out(path):
-            rows.append(trial_row(path, files.read_json(path)))
+            content = files.read_json(path)
+            metrics = content["metrics"].items()
+            row = dict(folder=path.parent, task=content["task"]) | content["config"]
+            row |= {name: x for name, x in metrics if not isinstance(x, dict | list)}
+            made = "seconds", "device", "torch", "commit", "dirty"
+            rows.append(row | {name: content.get(name) for name in made})
     if not rows:
         raise UsageError(f"{folder} has no finished trial")
     names = dict.fromkeys(name for row in rows for name in row)
@@ -217,13 +221,6 @@ def trials_csv(folder):
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(zip(*columns))
     return "\n".join(map(clean, text.getvalue().split("\n")))
-
-
-def trial_row(path, content):
-    scalars = {k: x for k, x in content["metrics"].items() if not isinstance(x, dict | list)}
-    made = {k: content.get(k) for k in ("seconds", "device", "torch", "commit", "dirty")}
-    folder = dict(folder=path.parent, task=content["task"])
-    return folder | content["config"] | scalars | made
 
 
 # -- The command line
@@ -257,12 +254,13 @@ def main():
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, words = parser.parse_known_args(sys.argv[1 + len(names) :])
     args.words = words
+    if args.write:
+        args.scale, args.words = "desk", []
     return cli.exit_code("report.py", lambda: dispatch(args, names))
 
 
 def dispatch(args, names):
     if args.write:
-        args.scale, args.words = "desk", []
         write_page(args)
     elif names and Path(names[0]).is_dir():
         print(trials_csv(names[0]), end="")
@@ -271,12 +269,14 @@ def dispatch(args, names):
     return 0
 
 
-def print_tables(args, script="", figure=""):
+def print_tables(args, script="", *names):
     known = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
-    names = ", ".join(name for _, name in known)
-    lines, error = [], UsageError(f"the figures at --scale {args.scale} are: {names or 'none'}")
+    if not known or set(names) - {name for _, name in known}:
+        choices = ", ".join(name for _, name in known)
+        raise UsageError(f"the figures at --scale {args.scale} are: {choices or 'none'}")
+    lines = []
     for task_class, name in known:
-        if figure in ("", name):
+        if not names or name in names:
             try:
                 lines += section(task_class, name, load(task_class, name, args), args)
             except UsageError as why:  # it has no such trials
@@ -285,8 +285,8 @@ def print_tables(args, script="", figure=""):
         raise error
     print(LEGEND, *lines, sep="\n")
     if args.brief:
-        flags = "--scale", args.scale, "--out", args.out, *args.words
-        words = filter(None, [os.path.basename(script), figure, *flags])
+        words = [Path(sys.argv[1]).name, *sys.argv[2:]]
+        words.remove("--brief")
         print(f"All metrics: python report.py {shlex.join(words)}")
 
 

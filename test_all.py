@@ -1679,8 +1679,9 @@ PE_OVER_NONE, PE_OVER_CONSTANT = "+0.218 [+0.110, +0.325]", "+0.198 [+0.091, +0.
 def lines_of(results, **options):
     figure = Figure("", {}, **options)
     measures = [*map(as_measure, figure.metrics), *figure.summaries]
-    table = tables.FigureTable(figure, results, measures)
-    found = [*table.describe(), *table.lines(), *table.contrasts()]
+    found = []
+    for part in tables.describe, tables.table, tables.contrast_table:
+        found += part(figure, results, measures)
     return [re.sub(" {2,}", "|", line) for line in found]
 
 
@@ -1693,6 +1694,7 @@ def test_a_table_of_known_data():
         "token accuracy",
         "n = 2 to 4",
         "chance 0.25 to 0.12",
+        "26 of 28 trials",
         "K|no PE|constant|dup|PE|PE - no PE|p|PE - constant|p",
         f"4|{row.format('-')}",
         f"8|{row.format('0.500 (n = 2)')}",

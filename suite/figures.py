@@ -28,7 +28,7 @@ class Measure(NamedTuple):
 
     label: str
     over: tuple = ()
-    compute: Callable | None = None  # [Result] -> a number, Censored at the grid's boundary
+    compute: Callable | None = None  # [Result] -> a number, or a censored one
     show: Callable = float  # a mean as it is shown, where numbers are logarithms
     unit: str = ""
 
@@ -137,9 +137,13 @@ def select(trials, flags):
     return [x for x in trials if all(x.flags.get(f) == value for f, value in flags.items())]
 
 
-def count_answers(result):
-    """Guessing is correct once in so many times."""
-    return result.config.get("meanings", result.config["vocab"])
+def finished_of(results):
+    return [result for result in results if result.config]
+
+
+def chance(result):
+    """The accuracy of guessing."""
+    return 1 / result.config.get("meanings", result.config["vocab"])
 
 
 # -- Names
@@ -151,13 +155,12 @@ def name_of(model):
 
 
 # -- Summaries of accuracy over the vocabulary, and over the training budget
-class Censored(float):
-    """A value at the boundary of the grid: the true one lies beyond it."""
+class CensoredBelow(float):
+    """The lower boundary of the grid: the true value lies below it."""
 
-    def __new__(cls, value, above):
-        self = super().__new__(cls, value)
-        self.above = above
-        return self
+
+class CensoredAbove(float):
+    """The upper boundary of the grid: the true value lies above it."""
 
 
 def accuracies_over(flag, results):
@@ -168,11 +171,11 @@ def accuracies_over(flag, results):
 def crossing(xs, ys, limit):
     """The first x where ys, joined by straight lines, fall below a limit."""
     if ys[0] < limit:
-        return Censored(xs[0], above=False)
+        return CensoredBelow(xs[0])
     for (left, before), (right, after) in itertools.pairwise(zip(xs, ys)):
         if after < limit:
             return left + (before - limit) / (before - after) * (right - left)
-    return Censored(xs[-1], above=True)
+    return CensoredAbove(xs[-1])
 
 
 def k_at(accuracy):

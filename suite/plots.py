@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from suite.figures import count_answers, name_of
+from suite.figures import chance, name_of
 from suite.statistics import estimate
 
 # Each encoding has the same colour and marker in all plots, and a user's encodings have the
@@ -94,7 +94,7 @@ def plot(figure, results, path):
             for x, y in line.items():
                 points[metric, title, encoding, x].append(y)
                 if metric.endswith("accuracy"):
-                    chances[metric, title][x] = 1 / count_answers(result)
+                    chances[metric, title][x] = chance(result)
     metrics, titles, encodings, _ = map(dict.fromkeys, zip(*points))
     names = dict.fromkeys([*ENCODINGS.split(), *encodings])
     styles = dict(zip(names, itertools.cycle(zip(COLORS.split(), MARKERS))))
@@ -126,7 +126,7 @@ def label_y(axis, metric, length):
         axis.axhline(0.95, label="95% accuracy", linestyle="--", **THIN)
 
 
-def draw_panel(axis, figure, panel, styles, chance):
+def draw_panel(axis, figure, panel, styles, guessing):
     """Lines over numbers, or points side by side over cells and over a single x."""
     encodings, xs = (list(dict.fromkeys(names)) for names in zip(*panel))
     if isinstance(figure.x, str):
@@ -145,9 +145,9 @@ def draw_panel(axis, figure, panel, styles, chance):
         known = [(x, place) for x, place in zip(xs, places) if (encoding, x) in panel]
         samples = {place + shift: panel[encoding, x] for x, place in known}
         draw_samples(axis, samples, width, *styles[encoding], NAMES.get(encoding, encoding))
-    if chance:
+    if guessing:
         options = dict(label="chance", fmt="none" if cells else ":", **THIN)
-        axis.errorbar(places, [chance[x] for x in xs], xerr=cells / 2, **options)
+        axis.errorbar(places, [guessing[x] for x in xs], xerr=cells / 2, **options)
 
 
 def draw_samples(axis, samples, width, color, marker, label):

@@ -10,10 +10,12 @@ from suite.figures import (
     BOTH,
     CONTROLS,
     ENCODING_NAMES,
-    Censored,
+    CensoredAbove,
+    CensoredBelow,
     Contrast,
     as_measure,
-    count_answers,
+    chance,
+    finished_of,
     measurements,
     name_of,
     select,
@@ -43,10 +45,10 @@ def format_mean(found, measure):
     if not values:
         return "-"
     n, show = len(values), measure.show
-    censored = [x for x in values if isinstance(x, Censored)]
+    censored = [x for x in values if isinstance(x, CensoredBelow | CensoredAbove)]
     if censored and len(set(values)) == 1:
         edge = f"{show(values[0]):g}{measure.unit}"
-        if censored[0].above:
+        if isinstance(censored[0], CensoredAbove):
             return f"not within {edge} (0 of {n} seeds)"
         return f"below {edge} ({n} of {n} censored)"
     mean = show(np.mean(values))
@@ -103,102 +105,110 @@ def evaluate(contrast, found):
 
 
 # -- The tables of a figure
-class FigureTable:
-    """A row for every cell: all flags that vary, except encoding, seed and tuned ones."""
-
-    def __init__(self, figure, results, measures):
-        self.figure, self.results, self.measures = figure, results, measures
-        self.finished = [result for result in results if result.config]
-        rows = [result.flags for result in results]
-        models = {row.get("model") for row in rows}
-        encodings = list(dict.fromkeys(row["pe"] for row in rows))
-        self.encodings = sorted(encodings, key=(ORDER + encodings).index)
-        self.keys = ["model"] if len(models) > 1 else []
-        self.settings = []  # flags that have one value for each model
-        for flag in dict.fromkeys(itertools.chain(*rows)):
-            if flag not in ("model", "pe", "seed", *figure.tuned):
-                pairs = {(row.get("model"), row.get(flag)) for row in rows}
-                (self.keys if len(pairs) > len(models) else self.settings).append(flag)
-
-    def describe(self):
-        """The flags that have no column; how many seeds; the accuracy of guessing."""
-        models = defaultdict(dict)  # those with the same settings
-        for flags in [result.flags for result in self.results]:
-            words = as_words({flag: flags.get(flag) for flag in self.settings})
-            models[" ".join(words)][name_of(flags.get("model", ""))] = None
-        for words, names in models.items():
-            if words:
-                yield f"{', '.join(names)} {words}".strip()
-        if len(self.measures) == 1:
-            yield self.measures[0].label
-        if self.finished:
-            seeds = Counter(str(result.flags | dict(seed=0)) for result in self.finished)
-            yield "n = " + format_range(seeds.values(), str)
-            if "accuracy" in " ".join(self.figure.metrics):
-                answers = map(count_answers, self.finished)
-                yield "chance " + format_range(answers, lambda n: f"{1 / n:.2g}")
-
-    def cells(self, found, without=()):
-        """The flags of each row, except those that a summary or a contrast compares."""
-        keys = [key for key in self.keys if key not in without]
-        cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in found)
-        return [dict(zip(keys, cell)) for cell in cells]
-
-    def lines(self):
-        """A header, and for each metric or summary a row per cell, below its name."""
-        cells = [select(self.results, cell) for cell in self.cells(self.results)]
-        labels = dict.fromkeys(x.label for cell in cells for x in default_contrasts(cell))
-        if len(labels) > 2:
-            labels = ["PE - no PE", "PE - control"]
-        header = [HEADERS.get(key, key.replace("_", "-")) for key in self.keys]
-        header += [ENCODING_NAMES.get(pe, pe) for pe in self.encodings]
-        for label in labels:
-            header += [label, "p"]
-        rows = [header]
-        for measure in self.measures:
-            found = measurements(self.results, measure)
-            if any(x.value is not None for x in found):
-                if len(self.measures) > 1:
-                    rows.append([measure.label])
-                for row in self.rows(found, measure):
-                    rows.append(row + ["-"] * (len(header) - len(row)))
-        yield from align(rows)
-
-    def rows(self, found, measure):
-        """Yields the words of each row."""
-        arms = [dict(pe=pe) for pe in self.encodings]
-        if "pe" in measure.over:
-            arms = [{}]
-        for cell in self.cells(found, measure.over):
-            of_cell = select(found, cell)
-            words = [format_flag(key, cell[key]) if key in cell else "" for key in self.keys]
-            words += [format_mean(select(of_cell, arm), measure) for arm in arms]
-            for contrast in default_contrasts(of_cell):
-                words += format_difference(evaluate(contrast, of_cell))
-            yield words
-
-    def contrasts(self):
-        """A row for each of the figure's own contrasts, in every cell that it leaves open."""
-        rows = []
-        for contrast in self.figure.contrasts:
-            found = measurements(self.results, as_measure(contrast.measure or self.measures[0]))
-            sides = [flags for _, flags in contrast.terms()]
-            for cell in self.cells(found, set().union(*sides)):
-                if all(select(found, cell | flags) for flags in sides):
-                    label = [contrast.label, *(format_flag(*item) for item in cell.items())]
-                    difference = evaluate(contrast, select(found, cell))
-                    rows.append([", ".join(label), *format_difference(difference)])
-        if rows:
-            yield from align(rows)
+def split_flags(figure, results):
+    """-> those that tell cells apart, and those that have one value for each model."""
+    rows = [result.flags for result in results]
+    models = {row.get("model") for row in rows}
+    keys, settings = [], []
+    if len(models) > 1:
+        keys.append("model")
+    for flag in dict.fromkeys(itertools.chain(*rows)):
+        if flag not in ("model", "pe", "seed", *figure.tuned):
+            pairs = {(row.get("model"), row.get(flag)) for row in rows}
+            (keys if len(pairs) > len(models) else settings).append(flag)
+    return keys, settings
 
 
-def format_range(numbers, show):
-    ends = sorted(numbers)
-    return " to ".join(dict.fromkeys([show(ends[0]), show(ends[-1])]))
+def cells_of(keys, found):
+    """[{key: value}], a row of a table each."""
+    cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in found)
+    return [dict(zip(keys, values)) for values in cells]
+
+
+def describe(figure, results, measures):
+    """What has no column; how many seeds; the accuracy of guessing; how many trials."""
+    models = defaultdict(dict)  # those with the same settings
+    _, settings = split_flags(figure, results)
+    for result in results:
+        words = as_words({flag: result.flags.get(flag) for flag in settings})
+        models[" ".join(words)][name_of(result.flags.get("model", ""))] = None
+    for words, names in models.items():
+        if words:
+            yield f"{', '.join(names)} {words}".strip()
+    if len(measures) == 1:
+        yield measures[0].label
+    finished = finished_of(results)
+    if finished:
+        seeds = Counter(str(result.flags | dict(seed=0)) for result in finished)
+        yield f"n = {format_range([str(n) for n in sorted(seeds.values())])}"
+        if "accuracy" in " ".join(figure.metrics):
+            chances = sorted(map(chance, finished), reverse=True)
+            yield f"chance {format_range([f'{x:.2g}' for x in chances])}"
+    yield f"{len(finished)} of {len(results)} trials"
+
+
+def format_range(words):
+    """The first and the last, if they differ."""
+    return " to ".join(dict.fromkeys([words[0], words[-1]]))
+
+
+def table(figure, results, measures):
+    """A header, and for each metric or summary a row per cell, below its name."""
+    keys, _ = split_flags(figure, results)
+    encodings = list(dict.fromkeys(result.flags["pe"] for result in results))
+    encodings.sort(key=(ORDER + encodings).index)
+    cells = [select(results, cell) for cell in cells_of(keys, results)]
+    labels = dict.fromkeys(x.label for cell in cells for x in default_contrasts(cell))
+    if len(labels) > 2:
+        labels = ["PE - no PE", "PE - control"]
+    header = [HEADERS.get(key, key.replace("_", "-")) for key in keys]
+    header += [ENCODING_NAMES.get(pe, pe) for pe in encodings]
+    for label in labels:
+        header += [label, "p"]
+    rows = [header]
+    for measure in measures:
+        found = measurements(results, measure)
+        if any(x.value is not None for x in found):
+            if len(measures) > 1:
+                rows.append([measure.label])
+            for row in table_rows(keys, encodings, found, measure):
+                rows.append(row + ["-"] * (len(header) - len(row)))
+    return align(rows)
+
+
+def table_rows(keys, encodings, found, measure):
+    """Yields the words of each row; a summary has no value for the flags that it is over."""
+    arms = [dict(pe=pe) for pe in encodings]
+    if "pe" in measure.over:
+        arms = [{}]
+    for cell in cells_of([key for key in keys if key not in measure.over], found):
+        of_cell = select(found, cell)
+        words = [format_flag(key, cell[key]) if key in cell else "" for key in keys]
+        words += [format_mean(select(of_cell, arm), measure) for arm in arms]
+        for contrast in default_contrasts(of_cell):
+            words += format_difference(evaluate(contrast, of_cell))
+        yield words
+
+
+def contrast_table(figure, results, measures):
+    """A row for each of the figure's own contrasts, in every cell that it leaves open."""
+    keys, _ = split_flags(figure, results)
+    rows = []
+    for contrast in figure.contrasts:
+        found = measurements(results, as_measure(contrast.measure or measures[0]))
+        sides = [flags for _, flags in contrast.terms()]
+        for cell in cells_of([key for key in keys if key not in set().union(*sides)], found):
+            if all(select(found, cell | flags) for flags in sides):
+                label = [contrast.label, *(format_flag(*item) for item in cell.items())]
+                difference = evaluate(contrast, select(found, cell))
+                rows.append([", ".join(label), *format_difference(difference)])
+    return align(rows) if rows else []
 
 
 # -- Preregistered claims
-CLAIMS_HEADER = "| claim | no PE | control | PE | difference [95% CI] | p | outcome |"
+CLAIMS_HEADER = """\
+| claim | no PE | control | PE | difference [95% CI] | p | outcome |
+| --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def claims_table(claims):
@@ -209,7 +219,6 @@ def claims_table(claims):
     for family, judged in families.items():
         yield f"**{family}** ({len(judged)} claims)\n"
         yield CLAIMS_HEADER
-        yield "|" + " --- |" * CLAIMS_HEADER.count(" |")
         rows, p_values = zip(*judged)
         outcomes = [["-", "trials missing"]] * len(rows)
         if None not in p_values:
