@@ -168,7 +168,7 @@ def draw(figure, results, path, page):
         plots.plot(figure, results, path)
     if path.exists():
         return f" ![{figure.title}]({os.path.relpath(path, os.path.dirname(page))})"
-    return " (the plot needs matplotlib)"
+    return "" if plots.CAN_DRAW else " (the plot needs matplotlib)"
 
 
 # -- RESULTS.md and trials.csv

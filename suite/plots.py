@@ -11,19 +11,17 @@ from collections import defaultdict
 
 import numpy as np
 
+from common import ENCODINGS
 from suite.figures import chance, name_of
 from suite.statistics import estimate
 
-# Each encoding has the same colour and marker in all plots, and a user's encodings have the
-# last ones. Colour-blind readers can tell the colours apart
-ENCODINGS = """
-    none sin constant dup random learned ramp counter shuffled rotary layernorm-learned
-"""
+# Each encoding has the same colour and marker in all plots, and those of a script the last
+# ones. Colour-blind readers can tell the colours apart
 COLORS = """
-    #000000 #0072B2 #D55E00 #CC79A7 #E69F00 #009E73 #999933 #882255 #AA4499 #332288 #56B4E9
+    #000000 #0072B2 #E69F00 #009E73 #CC79A7 #D55E00 #999933 #882255 #AA4499 #332288 #56B4E9
     #117733 #661100 #44AA99 #DDCC77
 """
-MARKERS = "osPv^D<h*dXp>H8"
+MARKERS = "os^DvP<h*dXp>H8"
 NAMES = {  # in legends and on axes
     "none": "no PE",
     "sin": "sinusoidal PE",
@@ -95,8 +93,10 @@ def plot(figure, results, path):
                 points[metric, title, encoding, x].append(y)
                 if metric.endswith("accuracy"):
                     chances[metric, title][x] = chance(result)
+    if not points:
+        return
     metrics, titles, encodings, _ = map(dict.fromkeys, zip(*points))
-    names = dict.fromkeys([*ENCODINGS.split(), *encodings])
+    names = dict.fromkeys([*ENCODINGS, *encodings])
     styles = dict(zip(names, itertools.cycle(zip(COLORS.split(), MARKERS))))
     across = min(4, len(titles))
     down = math.ceil(len(metrics) * len(titles) / across)
@@ -142,8 +142,10 @@ def draw_panel(axis, figure, panel, styles, guessing):
     width = 0.8 / len(encodings) if cells else 0
     for number, encoding in enumerate(encodings, 1):
         shift = width * (number - 0.5 - len(encodings) / 2)
-        known = [(x, place) for x, place in zip(xs, places) if (encoding, x) in panel]
-        samples = {place + shift: panel[encoding, x] for x, place in known}
+        samples = {}
+        for x, place in zip(xs, places):
+            if (encoding, x) in panel:
+                samples[place + shift] = panel[encoding, x]
         draw_samples(axis, samples, width, *styles[encoding], NAMES.get(encoding, encoding))
     if guessing:
         options = dict(label="chance", fmt="none" if cells else ":", **THIN)
