@@ -177,7 +177,7 @@ def bench_lines(out):
         with leaving_out(path):
             content = files.read_json(path)
             lines = [*bench.table(content)]
-            if "NVIDIA" in content["device"]:
+            if not content["device"].startswith("cpu"):
                 lines += bench.costs(content)
             yield from [f"### bench.py, {path.stem}", "```text", *map(clean, lines), "```"]
 
@@ -286,7 +286,7 @@ def print_tables(args, script="", *names):
     print(LEGEND, *lines, sep="\n")
     if args.brief:
         words = [Path(sys.argv[1]).name, *sys.argv[2:]]
-        words.remove("--brief")
+        words = [word for word in words if word != "--brief"]
         print(f"All metrics: python report.py {shlex.join(words)}")
 
 

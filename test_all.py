@@ -1740,7 +1740,7 @@ def test_what_a_preregistered_claim_says():
         results = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, pe)])
         claim = Claim("family", "token accuracy", dict(model=None, vocab=16))
         *_, row, _ = tables.claims_table([(claim, "#link", results)])
-        assert row.endswith(f"| {outcome} |") and "[-, K = 16](#link): token" in row, row
+        assert row.endswith(f"| {outcome} |") and "[K = 16](#link): token" in row, row
     # Holm takes 3 times the smallest p, 2 times the next: here .0077 and .0065 are the larger
     weaker = make_results([*arms[:2], ({"vocab": 16, "pe": "sin"}, CONSTANT)])
     claims = [(claim, "", runs) for runs in (weaker, make_results(arms), weaker)]

@@ -148,10 +148,22 @@ def chance(result):
 
 # -- Names
 ENCODING_NAMES = {"none": "no PE", "sin": "PE"}
+FLAG_NAMES = {"vocab": "K", "length": "L", "meanings": "M"}
 
 
 def name_of(model):
     return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
+
+
+def name_cell(flags):
+    """["GRU", "K = 32"], without the flags that are not given."""
+    names = []
+    for flag, value in flags.items():
+        if flag == "model" and value:
+            names.append(name_of(value))
+        elif value is not None:
+            names.append(f"{FLAG_NAMES.get(flag, flag)} = {value}")
+    return names
 
 
 # -- Summaries of accuracy over the vocabulary, and over the training budget

@@ -7,12 +7,13 @@ the label of a cell.
 import importlib.util
 import itertools
 import math
+import textwrap
 from collections import defaultdict
 
 import numpy as np
 
 from common import ENCODINGS
-from suite.figures import chance, name_of
+from suite.figures import chance, name_cell, name_of
 from suite.statistics import estimate
 
 # Each encoding has the same colour and marker in all plots, and those of a script the last
@@ -31,14 +32,6 @@ NAMES = {  # in legends and on axes
     "iterations": "training budget",
     "pe": "encoding",
     "edit distance": "edit distance\n(of {}; lower is better)",
-}
-FLAGS = {  # in the label of a cell
-    "vocab": "K = {}",
-    "meanings": "codes, M = {}",
-    "iterations": "{:,}\niterations",
-    "amplitude": "initial\nnorm {:g}",
-    "encode": "{} steps\nonly",
-    "bands": "bands\n{}",
 }
 THIN = dict(color="#666666", linewidth=0.7)
 LOOKS = {
@@ -60,11 +53,8 @@ def x_of(figure, result):
         return ""
     if isinstance(figure.x, str):
         return result.config[figure.x]
-    labels = []
-    for flag in figure.x[1:]:
-        if (value := result.flags.get(flag)) is not None:
-            labels.append(FLAGS.get(flag, f"{flag} = {{}}").format(value))
-    return "\n".join(labels) or "default"
+    cell = {flag: result.flags.get(flag) for flag in figure.x[1:]}
+    return "\n".join(textwrap.fill(name, 14) for name in name_cell(cell)) or "default"
 
 
 def lines_of(figure, result):

@@ -54,12 +54,14 @@ def estimate(samples, signs=(1,)):
     if min(map(len, samples)) < ENOUGH:
         return None
     means, squares = np.transpose([mean_and_squared_error(sample) for sample in samples])
-    value, error = np.dot(signs, means), np.sqrt(squares.sum())
+    value = np.dot(signs, means)
+    error = np.sqrt(squares.sum())
     dofs = [len(sample) - 1 for sample in samples]
     # Without any error all degrees of freedom are alike
     dof = error**4 / (squares**2 / dofs).sum() if error else dofs[0]
     margin = t_quantile(LEVEL, dof) * error
-    p_below = np.interp(np.arctan2(value, error * np.sqrt(dof)), ANGLES, t_cdf(dof))
+    angle = np.arctan2(value, error * np.sqrt(dof))
+    p_below = np.interp(angle, ANGLES, t_cdf(dof))
     return Estimate(*map(float, (value, error, dof, margin, p_below)))
 
 

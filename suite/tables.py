@@ -10,6 +10,7 @@ from suite.figures import (
     BOTH,
     CONTROLS,
     ENCODING_NAMES,
+    FLAG_NAMES,
     CensoredAbove,
     CensoredBelow,
     Contrast,
@@ -17,13 +18,13 @@ from suite.figures import (
     chance,
     finished_of,
     measurements,
+    name_cell,
     name_of,
     select,
 )
 from suite.statistics import LEVEL, all_above, estimate, holm
 
 ORDER = ["none", "constant", "dup", "sin"]  # of columns; other encodings follow
-HEADERS = {"vocab": "K", "length": "L", "meanings": "M"}
 
 
 # -- Numbers as text
@@ -119,8 +120,9 @@ def split_flags(figure, results):
     return keys, settings
 
 
-def cells_of(keys, found):
-    """[{key: value}], a row of a table each."""
+def cells_of(found, keys, without=()):
+    """The flags of each row of a table; a summary or contrast is over those in `without`."""
+    keys = [key for key in keys if key not in without]
     cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in found)
     return [dict(zip(keys, values)) for values in cells]
 
@@ -157,11 +159,11 @@ def table(figure, results, measures):
     keys, _ = split_flags(figure, results)
     encodings = list(dict.fromkeys(result.flags["pe"] for result in results))
     encodings.sort(key=(ORDER + encodings).index)
-    cells = [select(results, cell) for cell in cells_of(keys, results)]
+    cells = [select(results, cell) for cell in cells_of(results, keys)]
     labels = dict.fromkeys(x.label for cell in cells for x in default_contrasts(cell))
     if len(labels) > 2:
         labels = ["PE - no PE", "PE - control"]
-    header = [HEADERS.get(key, key.replace("_", "-")) for key in keys]
+    header = [FLAG_NAMES.get(key, key.replace("_", "-")) for key in keys]
     header += [ENCODING_NAMES.get(pe, pe) for pe in encodings]
     for label in labels:
         header += [label, "p"]
@@ -177,13 +179,13 @@ def table(figure, results, measures):
 
 
 def table_rows(keys, encodings, found, measure):
-    """Yields the words of each row; a summary has no value for the flags that it is over."""
+    """Yields the words of each row."""
     arms = [dict(pe=pe) for pe in encodings]
     if "pe" in measure.over:
         arms = [{}]
-    for cell in cells_of([key for key in keys if key not in measure.over], found):
+    for cell in cells_of(found, keys, measure.over):
         of_cell = select(found, cell)
-        words = [format_flag(key, cell[key]) if key in cell else "" for key in keys]
+        words = [format_flag(key, cell.get(key, "")) for key in keys]
         words += [format_mean(select(of_cell, arm), measure) for arm in arms]
         for contrast in default_contrasts(of_cell):
             words += format_difference(evaluate(contrast, of_cell))
@@ -197,11 +199,11 @@ def contrast_table(figure, results, measures):
     for contrast in figure.contrasts:
         found = measurements(results, as_measure(contrast.measure or measures[0]))
         sides = [flags for _, flags in contrast.terms()]
-        for cell in cells_of([key for key in keys if key not in set().union(*sides)], found):
+        for cell in cells_of(found, keys, set().union(*sides)):
             if all(select(found, cell | flags) for flags in sides):
-                label = [contrast.label, *(format_flag(*item) for item in cell.items())]
+                label = ", ".join([contrast.label, *name_cell(cell)])
                 difference = evaluate(contrast, select(found, cell))
-                rows.append([", ".join(label), *format_difference(difference)])
+                rows.append([label, *format_difference(difference)])
     return align(rows) if rows else []
 
 
@@ -237,16 +239,14 @@ def judge(claim, link, results):
         contrasts = default_contrasts(found)
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
         means = [format_mean(select(found, arm), measure) for arm in arms]
-    estimates = [evaluate(contrast, found) for contrast in contrasts]
-    differences = []
-    for contrast, difference in zip(contrasts, estimates):
-        differences.append(f"{contrast.label}: {format_difference(difference)[0]}")
-    model, *flags = claim.cell.items()
-    cell = ", ".join([format_flag(*model), *(f"{HEADERS.get(f, f)} = {x}" for f, x in flags)])
+    estimates, differences = [], []
+    for contrast in contrasts:
+        estimates.append(evaluate(contrast, found))
+        differences.append(f"{contrast.label}: {format_difference(estimates[-1])[0]}")
+    cell = ", ".join(name_cell(claim.cell))
     row = [f"[{cell}]({link}): {measure.label}", *means, "<br>".join(differences)]
-    if None in estimates or None in [x.value for x in found]:
-        return row, None
-    return row, all_above(estimates)
+    missing = None in estimates or any(x.value is None for x in found)
+    return row, None if missing else all_above(estimates)
 
 
 def outcome(p_above, p_below):
