@@ -6,9 +6,9 @@
     python report.py runs                              # CSV: finished trials in a folder
     python report.py --write RESULTS.md --out results  # the page, and results/trials.csv
 
-Other flags select trials, as with --all. Tables have means over seeds with 95% confidence
-intervals (Student's t), as have plots, and differences with 95% confidence intervals and
-two-sided p-values (Welch's t-test).
+Other flags select trials, as with --all. Tables and plots show means over seeds with 95%
+confidence intervals (Student's t). Tables also show differences with 95% confidence intervals
+and two-sided p-values (Welch's t-test).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch
@@ -74,7 +74,7 @@ def make_result(trial, content, figure):
         raise ValueError(what)
     result = Result(
         flags=trial.row,
-        metrics=content.get("metrics", content),  # stability.json is its own
+        metrics=content.get("metrics") or {"by_condition": content["by_condition"]},
         config=content["config"],
         folder=trial.folder,
         seconds=finite(content["seconds"]),

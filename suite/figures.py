@@ -159,10 +159,9 @@ def name_cell(flags):
     """["GRU", "K = 32"], without the flags that are not given."""
     names = []
     for flag, value in flags.items():
-        if flag == "model" and value:
-            names.append(name_of(value))
-        elif value is not None:
-            names.append(f"{FLAG_NAMES.get(flag, flag)} = {value}")
+        if value is not None:
+            name = f"{FLAG_NAMES.get(flag, flag)} = {value}"
+            names.append(name_of(value) if flag == "model" else name)
     return names
 
 
@@ -212,7 +211,7 @@ def equivalent_budget(results):
     """log2 of the budget at which no PE reaches what PE has at the smallest budget."""
     none, sin = select(results, dict(pe="none")), select(results, dict(pe="sin"))
     if not none or not sin:
-        return None
+        return None  # where flags select trials
     budgets, no_pe = accuracies_over("iterations", none)
     _, pe = accuracies_over("iterations", sin)
     multiples = np.log2(np.divide(budgets, budgets[0]))

@@ -40,9 +40,9 @@ def format_difference(estimate):
     return [f"{estimate.value:+.3f} [{low:+.3f}, {high:+.3f}]", format_p(estimate.p())]
 
 
-def format_mean(found, measure):
-    """A mean with its 95% CI; how many values are censored or missing."""
-    values = [x.value for x in found if x.value is not None]
+def format_mean(measured, measure):
+    """The mean of measurements with its 95% CI; how many are censored or missing."""
+    values = [x.value for x in measured if x.value is not None]
     if not values:
         return "-"
     n, show = len(values), measure.show
@@ -63,7 +63,7 @@ def format_mean(found, measure):
         text += f" {interval}"
     if censored:
         text += f" ({len(censored)} of {n} censored)"
-    return text if n == len(found) else f"{text} (n = {n})"
+    return text if n == len(measured) else f"{text} (n = {n})"
 
 
 def format_flag(flag, value):
@@ -92,12 +92,12 @@ def default_contrasts(trials):
     ]
 
 
-def evaluate(contrast, found):
+def evaluate(contrast, measured):
     """The Estimate of a contrast among measurements; None where seeds are too few."""
     signs, cells = zip(*contrast.terms())
     samples = []
     for cell in cells:
-        of_cell = select(found, cell)
+        of_cell = select(measured, cell)
         samples.append({x.flags["seed"]: x.value for x in of_cell if x.value is not None})
     if not contrast.paired:
         return estimate([[*sample.values()] for sample in samples], signs)
@@ -120,10 +120,10 @@ def split_flags(figure, results):
     return keys, settings
 
 
-def cells_of(found, keys, without=()):
-    """The flags of each row of a table; a summary or contrast is over those in `without`."""
+def cells_of(measured, keys, without=()):
+    """The flags of each row, except those that a summary or a contrast is over."""
     keys = [key for key in keys if key not in without]
-    cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in found)
+    cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in measured)
     return [dict(zip(keys, values)) for values in cells]
 
 
@@ -169,22 +169,22 @@ def table(figure, results, measures):
         header += [label, "p"]
     rows = [header]
     for measure in measures:
-        found = measurements(results, measure)
-        if any(x.value is not None for x in found):
+        measured = measurements(results, measure)
+        if any(x.value is not None for x in measured):
             if len(measures) > 1:
                 rows.append([measure.label])
-            for row in table_rows(keys, encodings, found, measure):
+            for row in table_rows(keys, encodings, measured, measure):
                 rows.append(row + ["-"] * (len(header) - len(row)))
     return align(rows)
 
 
-def table_rows(keys, encodings, found, measure):
+def table_rows(keys, encodings, measured, measure):
     """Yields the words of each row."""
     arms = [dict(pe=pe) for pe in encodings]
     if "pe" in measure.over:
         arms = [{}]
-    for cell in cells_of(found, keys, measure.over):
-        of_cell = select(found, cell)
+    for cell in cells_of(measured, keys, measure.over):
+        of_cell = select(measured, cell)
         words = [format_flag(key, cell.get(key, "")) for key in keys]
         words += [format_mean(select(of_cell, arm), measure) for arm in arms]
         for contrast in default_contrasts(of_cell):
@@ -197,12 +197,12 @@ def contrast_table(figure, results, measures):
     keys, _ = split_flags(figure, results)
     rows = []
     for contrast in figure.contrasts:
-        found = measurements(results, as_measure(contrast.measure or measures[0]))
+        measured = measurements(results, as_measure(contrast.measure or measures[0]))
         sides = [flags for _, flags in contrast.terms()]
-        for cell in cells_of(found, keys, set().union(*sides)):
-            if all(select(found, cell | flags) for flags in sides):
+        for cell in cells_of(measured, keys, set().union(*sides)):
+            if all(select(measured, cell | flags) for flags in sides):
                 label = ", ".join([contrast.label, *name_cell(cell)])
-                difference = evaluate(contrast, select(found, cell))
+                difference = evaluate(contrast, select(measured, cell))
                 rows.append([label, *format_difference(difference)])
     return align(rows) if rows else []
 
@@ -233,19 +233,19 @@ def claims_table(claims):
 def judge(claim, link, results):
     """-> what is claimed, means and differences; p-values, or None if trials are missing."""
     measure = as_measure(claim.measure)
-    found = select(measurements(results, measure), claim.cell)
+    measured = select(measurements(results, measure), claim.cell)
     contrasts, means = [claim.contrast], ["-"] * 3
     if not claim.contrast:
-        contrasts = default_contrasts(found)
+        contrasts = default_contrasts(measured)
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
-        means = [format_mean(select(found, arm), measure) for arm in arms]
+        means = [format_mean(select(measured, arm), measure) for arm in arms]
     estimates, differences = [], []
     for contrast in contrasts:
-        estimates.append(evaluate(contrast, found))
+        estimates.append(evaluate(contrast, measured))
         differences.append(f"{contrast.label}: {format_difference(estimates[-1])[0]}")
     cell = ", ".join(name_cell(claim.cell))
     row = [f"[{cell}]({link}): {measure.label}", *means, "<br>".join(differences)]
-    missing = None in estimates or any(x.value is None for x in found)
+    missing = None in estimates or any(x.value is None for x in measured)
     return row, None if missing else all_above(estimates)
 
 
