@@ -6,16 +6,16 @@
     python report.py runs                              # CSV: finished trials in a folder
     python report.py --write RESULTS.md --out results  # the page, and results/trials.csv
 
-Other flags select trials, as with --all. Tables have means over seeds with 95% confidence
-intervals (Student's t), and differences with 95% confidence intervals and two-sided p-values
-(Welch's t-test). Plots have the paper's intervals, by percentile bootstrap.
+Other flags select trials, as with --all. Tables and plots show means over seeds with 95%
+confidence intervals (Student's t). Tables also show differences with 95% confidence intervals
+and two-sided p-values (Welch's t-test).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch
 
 import argparse
+import contextlib
 import csv
-import functools
 import importlib
 import io
 import itertools
@@ -34,95 +34,81 @@ from common import UsageError
 from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
-from suite.figures import Result, Results
-from suite.tables import FigureTable, claims_table
+from suite.figures import Result, as_measure, finished_of
+from suite.tables import claims_table, contrast_table, describe, table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
-BEGIN = "<!-- {}: made by python report.py --write, do not edit -->"
-END = "<!-- end of {} -->"
 LEGEND = "Means over seeds ± 95% CI (Student's t); differences: 95% CI, p by Welch's t-test."
+MARKS = [  # of the two parts of RESULTS.md that are made
+    "<!-- preregistered claims: made by python report.py --write, do not edit -->",
+    "<!-- end of preregistered claims -->",
+    "<!-- all figures: made by python report.py --write, do not edit -->",
+    "<!-- end of all figures -->",
+]
 
 
-# -- Finished trials
-def clean(x):
-    """A value of a file, with finite numbers and without control characters or markup."""
-    if isinstance(x, dict):
-        return {clean(name): clean(value) for name, value in x.items()}
-    if isinstance(x, list):
-        return [clean(value) for value in x]
-    if isinstance(x, str):
-        return re.sub(r"[^ -~]|[<>|`&\\]", "?", x)
-    if isinstance(x, int | float) and not math.isfinite(x):
+# -- Files, which may hold anything
+def clean(text):
+    """Without control characters and markup."""
+    return re.sub(r"[^ -~]|[<>|`&$\\]", "?", str(text))
+
+
+@contextlib.contextmanager
+def leaving_out(path):
+    """Name a file that cannot be used, whatever is in it, and go on without it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        print(f"left out: {path}: {clean(repr(error))[:300]}")
+
+
+def finite(x):
+    if not math.isfinite(x):
         raise ValueError(x)
-    return x
+    return float(x)
 
 
 def make_result(trial, content, figure):
     """The Result in a file; raises where it cannot be used."""
     files.require_trial(content, trial.task)
-    content = clean(content)
     result = Result(
         flags=trial.row,
         metrics=content.get("metrics") or {"by_condition": content["by_condition"]},
-        folder=trial.folder,
         config=content["config"],
-        seconds=float(content["seconds"]),
+        folder=trial.folder,
+        seconds=finite(content["seconds"]),
         processes=(*map(dict, content.get("earlier", [])), content),
     )
-    values = {label: number(result, metric) for label, metric in figure.metrics.items()}
-    for label, x in values.items():
-        if x is not None and "accuracy" in label and not 0 <= x <= 1:
-            raise ValueError(f"{label} {x}")
-    return result._replace(values=values, lines=read_lines(result, figure))
+    values, lines = {}, []
+    for label, metric in figure.metrics.items():
+        with contextlib.suppress(KeyError):  # the trial does not have it
+            x = metric(result) if callable(metric) else result.metrics[metric]
+            values[label] = finite(x)
+            if "accuracy" in label and not 0 <= x <= 1:
+                raise ValueError(f"{label} {x}")
+    with contextlib.suppress(KeyError):
+        for panel, line, points in figure.curves(result) if figure.curves else ():
+            lines.append((clean(panel), line, {x: finite(y) for x, y in points.items()}))
+    return result._replace(values=values, lines=lines)
 
 
-def number(result, metric):
-    """A metric of a trial; None where the trial does not have it."""
-    try:
-        x = metric(result) if callable(metric) else result.metrics[metric]
-    except KeyError:
-        return None
-    if isinstance(x, str | bool) or not math.isfinite(x):
-        raise ValueError(f"{metric} {x!r}")
-    return float(x)
-
-
-def read_lines(result, figure):
-    """The lines that the plot draws of a trial."""
-    if not figure.curves:
-        return ()
-    try:
-        return [
-            (panel, line, {x: 0.0 + y for x, y in xy.items()})
-            for panel, line, xy in figure.curves(result)
-        ]
-    except KeyError:
-        return ()
-
-
-@functools.cache
-def load(task_class, name, scale, out, words):
-    """A figure's trials, and the Results of those done. Unusable files are named."""
-    typed = cli.parse(task_class, ["--scale", scale, "--out", str(out), *words])
-    trials = cli.trials_of_figure(task_class, typed, name)
-    found = []
-    for trial in trials:
+def load(task_class, name, args):
+    """The Results of a figure's trials."""
+    flags = ["--scale", args.scale, "--out", str(args.out), *args.words]
+    results, texts = [], set()
+    for trial in cli.trials_of_figure(task_class, cli.parse(task_class, flags), name):
+        result = Result(trial.row)
         path = trial.folder / trial.task.file
-        try:
+        with leaving_out(path):
             content = files.read_json(path)
             if content is not None:
-                found.append(make_result(trial, content, task_class.figures[name]))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
-            leave_out(path, error)
-    texts = {str(sorted(files.fingerprints(result.config).items())) for result in found}
+                result = make_result(trial, content, task_class.figures[name])
+                texts.add(str(files.fingerprints(result.config)))
+        results.append(result)
     if len(texts) > 1:
-        print(f"left out: all {len(found)} trials, which are of {len(texts)} different texts")
-        found = []
-    return trials, Results(found, [trial.row for trial in trials])
-
-
-def leave_out(path, error):
-    print(f"left out: {path}: {clean(repr(error))[:300]}")
+        print(f"left out: all trials of {name}, which are of {len(texts)} different texts")
+        results = [Result(result.flags) for result in results]
+    return results
 
 
 def figures_at(scale, task_classes=TASKS):
@@ -134,129 +120,106 @@ def figures_at(scale, task_classes=TASKS):
 
 
 # -- What a report says of a figure
-def made_by(results):
-    """How many trials, how long they took, and what made them."""
-    n = f"{len(results)} of {len(results.rows)} trials"
-    if not results:
-        return n
-    seconds = np.median([result.seconds for result in results])
-    processes = []
-    changed = 0
-    for result in results:
-        processes += result.processes
-        changed += any(process.get("dirty") for process in result.processes)
+def made_by(finished):
+    """How long trials took, and what made them."""
+    seconds = np.median([result.seconds for result in finished])
+    processes = [process for result in finished for process in result.processes]
+    changed = sum(any(p.get("dirty") for p in result.processes) for result in finished)
 
-    def list_different(name, length=40):
-        return ", ".join(sorted({str(process.get(name))[:length] for process in processes}))
+    def different(name, length=40):
+        return ", ".join(sorted({clean(p.get(name))[:length] for p in processes}))
 
-    changes = f" with local changes ({changed} of {len(results)})" if changed else ""
-    where = f"{list_different('device')}; torch {list_different('torch')}"
-    made = f"commit {list_different('commit', 7)}{changes}"
-    return f"{n}, median {seconds:,.0f} s; {where}; {made}"
+    made = f"{different('device')}; torch {different('torch')}; commit {different('commit', 7)}"
+    if changed:
+        made += f" with local changes ({changed} of {len(finished)})"
+    return f"median {seconds:,.0f} s; {made}"
 
 
-def section(task_class, name, scale, out, words=(), folder=".", brief=False):
-    """The lines about a figure, on the screen or on a page in this folder."""
+def section(task_class, name, results, args):
+    """The lines about a figure, on the screen or on a page."""
     figure = task_class.figures[name]
-    _, results = load(task_class, name, scale, out, words)
-    measures = [*figure.metrics, *figure.summaries]
-    table = FigureTable(figure, results, measures[:1] if brief else measures)
+    measures = [*map(as_measure, figure.metrics), *figure.summaries]
+    if args.brief:
+        del measures[1:]
     yield f"### {task_class.script()} {name}"
-    title = "; ".join([figure.title, f"{scale} scale", *table.describe(), made_by(results)])
-    yield title + (draw(task_class, name, scale, out, words, folder) if results else "")
-    if not results:
+    title = [figure.title, f"{args.scale} scale", *describe(figure, results, measures)]
+    finished = finished_of(results)
+    if not finished:
+        yield "; ".join(title)
         return
+    plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.words else ''}.svg"
+    link = draw(figure, finished, Path(args.out, "figures", plot), args.write)
+    yield f"{'; '.join(title)}, {made_by(finished)}{link}"
     yield "```text"
-    yield from table.lines()
-    if not brief:
-        yield from table.contrasts()
+    yield from table(figure, results, measures)
+    if not args.brief:
+        yield from contrast_table(figure, results, measures)
     yield "```"
     if figure.note:
         yield figure.note
 
 
-def draw(task_class, name, scale, out, words, folder):
-    """Draw the plot if it is possible -> where it is."""
-    figure = task_class.figures[name]
-    part = "-part" if words else ""
-    path = Path(out, "figures", f"{task_class.name}-{name}-{scale}{part}.svg")
+def draw(figure, results, path, page):
+    """Draw the plot if it is possible -> a link to it."""
     if not figure.picture:
         return ""
     if plots.CAN_DRAW:
-        plots.plot(figure, load(task_class, name, scale, out, words)[1], path)
+        plots.plot(figure, results, path)
     if path.exists():
-        return f" ![{figure.title}]({os.path.relpath(path, folder)})"
-    return " (the plot needs matplotlib)"
+        return f" ![{figure.title}]({os.path.relpath(path, os.path.dirname(page))})"
+    return "" if plots.CAN_DRAW else " (the plot needs matplotlib)"
 
 
 # -- RESULTS.md and trials.csv
-def claims_lines(out):
-    """The preregistered claims of all figures."""
-    claims = []
-    for task_class, name in figures_at("desk"):
-        _, results = load(task_class, name, "desk", out, ())
-        link = f"#{task_class.script()} {name}".replace(".", "").replace(" ", "-")
-        claims += [(claim, link, results) for claim in task_class.figures[name].claims]
-    yield from claims_table(claims)
-
-
-def figure_lines(out, folder):
-    for task_class, name in figures_at("desk"):
-        yield from section(task_class, name, "desk", out, folder=folder)
+def bench_lines(out):
     for path in sorted(Path(out).glob("bench/*.json")):
-        try:
-            content = clean(files.read_json(path))
+        with leaving_out(path):
+            content = files.read_json(path)
             lines = [*bench.table(content)]
             if not content["device"].startswith("cpu"):
                 lines += bench.costs(content)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
-            leave_out(path, error)
-        else:
-            yield from [f"### bench.py, {path.stem}", "```text", *lines, "```"]
+            yield from [f"### bench.py, {path.stem}", "```text", *map(clean, lines), "```"]
 
 
-def replace_part(text, name, lines):
-    """A page with the text between two markers made anew."""
-    begin, end = BEGIN.format(name), END.format(name)
-    head, _, rest = text.partition(begin)
-    _, marker, tail = rest.partition(end)
-    if not marker:
-        raise UsageError(f"the page needs two lines, {begin} and {end}")
-    return "\n".join([f"{head}{begin}", *lines, f"{end}{tail}"])
-
-
-def write_page(path, out):
-    """Make the page's two parts anew, whole or not at all."""
-    path = Path(path).resolve()
-    text = path.read_text()
-    text = replace_part(text, "preregistered claims", claims_lines(out))
-    text = replace_part(text, "all figures", figure_lines(out, path.parent))
-    files.write(path, text.encode())
+def write_page(args):
+    """Make the page's two parts anew, whole or not at all, and trials.csv."""
+    path, rows = Path(args.write), trials_csv(args.out)
+    pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*MARKS)
+    kept = re.fullmatch(pattern, path.read_text(), re.DOTALL)
+    if not kept:
+        raise UsageError(f"the page needs these lines: {', '.join(MARKS)}")
+    claims, lines = [], []
+    for task_class, name in figures_at(args.scale):
+        results = load(task_class, name, args)
+        link = f"#{task_class.script()} {name}".replace(".", "").replace(" ", "-")
+        claims += [(claim, link, results) for claim in task_class.figures[name].claims]
+        lines += section(task_class, name, results, args)
+    lines += bench_lines(args.out)
+    page = [kept[1], *claims_table(claims), kept[2], *lines, kept[3]]
+    files.write(path, "\n".join(page).encode())
+    files.write(Path(args.out, "trials.csv"), rows.encode())
 
 
 def trials_csv(folder):
     """A row for every finished trial in a folder: the flags and metrics that differ."""
     rows = []
     for path in sorted(Path(folder).rglob("result.json")):
-        try:
-            rows.append(trial_row(path, clean(files.read_json(path))))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others are shown
-            leave_out(path, error)
-    columns = dict.fromkeys(column for row in rows for column in row)
-    different = {c: {str(row.get(c)) for row in rows} for c in columns}
-    varying = [c for c in columns if len(different[c]) > 1 or len(rows) == 1]
-    with io.StringIO() as text:
-        writer = csv.DictWriter(text, varying, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
-
-
-def trial_row(path, content):
-    scalars = {k: x for k, x in content["metrics"].items() if not isinstance(x, dict | list)}
-    made = {k: content.get(k) for k in ("seconds", "device", "torch", "commit", "dirty")}
-    folder = dict(folder=clean(str(path.parent)), task=content["task"])
-    return folder | content["config"] | scalars | made
+        with leaving_out(path):
+            content = files.read_json(path)
+            metrics = content["metrics"].items()
+            row = dict(folder=path.parent, task=content["task"]) | content["config"]
+            row |= {name: x for name, x in metrics if not isinstance(x, dict | list)}
+            made = "seconds", "device", "torch", "commit", "dirty"
+            rows.append(row | {name: content.get(name) for name in made})
+    if not rows:
+        raise UsageError(f"{folder} has no finished trial")
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [[name, *(row.get(name) for row in rows)] for name in names]
+    if len(rows) > 1:
+        columns = [c for c in columns if len(set(map(str, c[1:]))) > 1]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(zip(*columns))
+    return "\n".join(map(clean, text.getvalue().split("\n")))
 
 
 # -- The command line
@@ -283,49 +246,47 @@ def main():
     parser.add_argument("--scale", default="paper", help="scale of the figures (paper)")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
     parser.add_argument("--brief", action="store_true", help="the first metric alone")
-    parser.add_argument("--write", metavar="FILE", help="make this page and OUT/trials.csv")
+    parser.add_argument(
+        "--write", metavar="FILE", default="", help="make this page and OUT/trials.csv"
+    )
     # Names end at the first flag: argparse would take a value of a script's flags for one
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, words = parser.parse_known_args(sys.argv[1 + len(names) :])
-    return cli.exit_code("report.py", lambda: dispatch(args, names, tuple(words)))
+    args.words = words
+    if args.write:
+        args.scale, args.words = "desk", []
+    return cli.exit_code("report.py", lambda: dispatch(args, names))
 
 
-def dispatch(args, names, words):
-    folder = args.out if args.write else names[0] if names else ""
-    if args.write or Path(folder).is_dir() and folder:
-        rows = trials_csv(folder)
-        if not rows.strip():
-            raise UsageError(f"{folder} has no finished trial")
-        if args.write:
-            write_page(args.write, folder)
-            files.write(Path(folder, "trials.csv"), rows.encode())
-        else:
-            print(rows, end="")
-        return 0
-    classes = [find_task_class(names[0])] if names else TASKS
-    figures = [(classes[0], name) for name in names[1:]] or figures_at(args.scale, classes)
-    found = False
-    for task_class, name in figures:
-        if name not in task_class.figures:
-            known = ", ".join(task_class.figures)
-            raise UsageError(f"{names[0]} has no figure {name}: choose from {known}")
-        try:
-            options = args.scale, args.out, words, ".", args.brief
-            lines = list(section(task_class, name, *options))
-        except UsageError:  # it has no such trials
-            if names[1:]:
-                raise
-            continue
-        if not found:
-            print(LEGEND)
-        found = True
-        print(*lines, sep="\n")
-    if not found:
-        raise UsageError(f"no figure has trials of {' '.join(['--scale', args.scale, *words])}")
-    if args.brief:
-        command = classes[0].script(), *names[1:], "--scale", args.scale, "--out", args.out
-        print(f"All metrics: python report.py {shlex.join([*command, *words])}")
+def dispatch(args, names):
+    if args.write:
+        write_page(args)
+    elif names and Path(names[0]).is_dir():
+        print(trials_csv(names[0]), end="")
+    else:
+        print_tables(args, *names)
     return 0
+
+
+def print_tables(args, script="", *names):
+    known = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
+    if not known or set(names) - {name for _, name in known}:
+        choices = ", ".join(name for _, name in known)
+        raise UsageError(f"the figures at --scale {args.scale} are: {choices or 'none'}")
+    lines = []
+    for task_class, name in known:
+        if not names or name in names:
+            try:
+                lines += section(task_class, name, load(task_class, name, args), args)
+            except UsageError as why:  # it has no such trials
+                error = why
+    if not lines:
+        raise error
+    print(LEGEND, *lines, sep="\n")
+    if args.brief:
+        words = [Path(sys.argv[1]).name, *sys.argv[2:]]
+        words = [word for word in words if word != "--brief"]
+        print(f"All metrics: python report.py {shlex.join(words)}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ are tested with real processes, most of them forked from this one because they s
 Every test runs in a new folder of its own.
 """
 
+import argparse
 import contextlib
 import csv
 import fcntl
@@ -77,8 +78,8 @@ from suite.figures import (
     Contrast,
     Figure,
     Result,
-    Results,
-    summarise,
+    as_measure,
+    select,
 )
 from variable_length import VariableLength
 
@@ -121,7 +122,6 @@ def ends(wanted, words, task=Reverse):
 
     Returns its output. `task` may also be the module `report`.
     """
-    report.load.cache_clear()  # a report is usually a process of its own
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["", *shlex.split(words)]),
@@ -1352,11 +1352,11 @@ def test_welchs_test_is_that_of_textbooks():
     a = "27.5 21.0 19.0 23.6 17.0 17.9 16.9 20.1 21.9 22.6 23.1 19.6 19.0 21.7 21.4"
     b = "27.1 22.0 20.8 23.4 23.4 23.5 25.8 22.0 24.8 20.2 21.9 22.1 22.9 20.5 24.4"
     a, b = (list(map(float, numbers.split())) for numbers in (a, b))
-    found = statistics.estimate([a], [b])
+    found = statistics.estimate([a, b], [1, -1])
     t = found.value / found.error
     assert np.allclose([t, found.dof, found.p()], [-2.455, 24.989, 0.021], rtol=0, atol=5e-4)
-    same = statistics.estimate([[0.1] * 4], [[0.1] * 7])
-    assert same.p() == 1 and same.interval() == (0, 0)
+    same = statistics.estimate([[0.1] * 4, [0.1] * 7], [1, -1])
+    close([same.p(), *same.interval()], [1, 0, 0], 1e-9)
 
 
 def test_holms_correction():
@@ -1367,14 +1367,15 @@ def test_holms_correction():
 
 def make_results(cells):
     """Results of [(flags, token accuracy of each seed)]; None: not finished."""
-    found, rows = [], []
+    found = []
     for flags, accuracies in cells:
         for seed, accuracy in enumerate(accuracies):
-            rows.append(flags | {"seed": seed})
+            result = Result(flags | {"seed": seed})
             if accuracy is not None:
-                values, config = {"token accuracy": accuracy}, {"vocab": 16} | flags
-                found.append(Result(rows[-1], {}, config=config, values=values))
-    return Results(found, rows)
+                config = {"vocab": 16} | result.flags
+                result = result._replace(config=config, values={"token accuracy": accuracy})
+            found.append(result)
+    return found
 
 
 NONE = [0.50, 0.51, 0.52, 0.48]
@@ -1386,8 +1387,10 @@ PE_OVER_NONE, PE_OVER_CONSTANT = "+0.218 [+0.110, +0.325]", "+0.198 [+0.091, +0.
 
 def lines_of(results, **options):
     figure = Figure("", {}, **options)
-    table = tables.FigureTable(figure, results, [*figure.metrics, *figure.summaries])
-    found = [*table.describe(), *table.lines(), *table.contrasts()]
+    measures = [*map(as_measure, figure.metrics), *figure.summaries]
+    found = []
+    for part in tables.describe, tables.table, tables.contrast_table:
+        found += part(figure, results, measures)
     return [re.sub(" {2,}", "|", line) for line in found]
 
 
@@ -1400,6 +1403,7 @@ def test_a_table_of_known_data():
         "token accuracy",
         "n = 2 to 4",
         "chance 0.25 to 0.12",
+        "26 of 28 trials",
         "K|no PE|constant|dup|PE|PE - no PE|p|PE - constant|p",
         f"4|{row.format('-')}",
         f"8|{row.format('0.500 (n = 2)')}",
@@ -1455,12 +1459,12 @@ def test_summaries_over_the_vocabulary_by_hand():
     ]
     for a, b, c, wanted, text in cases:
         runs = of_vocabularies({4: a, 8: b, 16: c})
-        close(K95.compute(runs), wanted, 1e-9)
+        close(K95.of(runs), wanted, 1e-9)
         assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
-    list(runs)[-1].values["token accuracy"] = None
-    assert not summarise(runs, K95), "a trial without token accuracy"
+    del runs[-1].values["token accuracy"]
+    assert K95.of(runs) is None, "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
-    close(AREA.compute(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
+    close(AREA.of(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
 
 
 def test_the_equivalent_budget_by_hand():
@@ -1470,7 +1474,7 @@ def test_the_equivalent_budget_by_hand():
         for budget, none, sin in (1, 0.5, pe), (4, 0.7, 0.9), (8, 0.8, 0.9):
             flags = {"iterations": 100 * budget}
             cells += [(flags | {"pe": "none"}, [none]), (flags | {"pe": "sin"}, [sin])]
-        close(BUDGET.compute(make_results(cells)), wanted, 1e-9)
+        close(BUDGET.of(make_results(cells)), wanted, 1e-9)
 
 
 def test_metrics_of_targets_and_positions_by_hand():
@@ -1503,7 +1507,7 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
     whole, content = path.read_text(), read_json(path)
     accuracy = content["metrics"]["token_accuracy"]
     said = make_report(words)
-    assert "2 of 12" in said and tables.short(accuracy) in said
+    assert "2 of 12" in said and f"{accuracy:.3f}" in said
     bad = ["[" * 100_000, "[]", "\xff", whole[:-20]]
     bad += [whole.replace('"lr": 0.001', '"lr": 0.25'), whole.replace('"reverse"', '"sort"')]
     for number in "7", "NaN", "1e999", "9" * 5000, "null", '"0.5"':
@@ -1555,14 +1559,15 @@ def readme_cells(results, **flags):
     """README's table cells: mean token accuracies of no PE, the control and PE."""
     cells = []
     for pe in WITH_CONSTANT:
-        found = results.where(pe=pe, **flags)
+        found = select(results, dict(pe=pe, **flags))
         cells.append(f"{np.mean([result.values['token accuracy'] for result in found]):.0%}")
     return "|".join(cells)
 
 
 def test_the_readmes_numbers_are_those_of_the_committed_results():
     def load(task, figure):
-        return report.load(task, figure, "desk", HERE / "results", ())[1]
+        args = argparse.Namespace(scale="desk", out=HERE / "results", words=[])
+        return report.load(task, figure, args)
 
     readme = README.replace("**", "").replace(r"\*", "")
     readme = re.sub(r" \(longer: [48]x\)", "", readme)

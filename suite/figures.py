@@ -1,6 +1,7 @@
 """A figure as data: its grid of trials, metrics and contrasts. report.py makes tables of it."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,14 +23,26 @@ def cross(**flags):
 
 
 # -- What a script says of a figure
-class Summary(NamedTuple):
-    """A number computed from several trials of one seed, which differ in the flags `over`."""
+class Measure(NamedTuple):
+    """A number of each trial, or a summary of one seed's trials that differ in flags `over`."""
 
     label: str
-    over: tuple
-    compute: Callable  # [Result] -> a number, Censored at the grid's boundary, or None
+    over: tuple = ()
+    compute: Callable | None = None  # [Result] -> a number, or a censored one
     show: Callable = float  # a mean as it is shown, where numbers are logarithms
     unit: str = ""
+
+    def of(self, results):
+        """The number; None where a trial is missing, and for a summary of less than three."""
+        if not self.over:
+            return results[0].values.get(self.label)
+        complete = all("token accuracy" in result.values for result in results)
+        return self.compute(results) if complete and len(results) > 2 else None
+
+
+def as_measure(measure):
+    """Scripts give a figure's metric by its label."""
+    return measure if isinstance(measure, Measure) else Measure(measure)
 
 
 class Contrast(NamedTuple):
@@ -39,14 +52,22 @@ class Contrast(NamedTuple):
     high: dict | list
     low: dict | list
     paired: bool = False  # by seed
-    measure: str | Summary = ""  # the figure's first metric
+    measure: str = ""  # the figure's first metric
+
+    def terms(self):
+        """[(sign, flags of a cell)]"""
+        terms = []
+        for sign, side in (1, self.high), (-1, self.low):
+            cells = side if isinstance(side, list) else [side]
+            terms += [(sign, cell) for cell in cells]
+        return terms
 
 
 class Claim(NamedTuple):
-    """A preregistered claim: PE is above no PE and above the control, or other contrasts."""
+    """A preregistered claim: PE is above no PE and above the control, or another contrast."""
 
     family: str  # Holm's correction takes its claims together
-    measure: str | Summary
+    measure: str | Measure
     cell: dict
     contrast: Contrast | None = None
 
@@ -77,17 +98,17 @@ class Figure(NamedTuple):
     picture: bool = True
 
 
-# -- Finished trials
+# -- Trials as a report reads them, and what is measured
 class Result(NamedTuple):
-    """A finished trial, as report.py has read and checked it."""
+    """A trial of a figure. Unless it is finished, it has flags alone."""
 
     flags: dict  # its row of the figure's grid
-    metrics: dict
+    metrics: dict = {}
+    config: dict = {}
     folder: Path | None = None
-    config: dict | None = None
     seconds: float = 0.0  # of training
     processes: tuple = ()  # provenance of each process that trained it
-    values: dict = {}  # the figure's metrics; None where the trial lacks one
+    values: dict = {}  # the figure's metrics that it has
     lines: tuple = ()  # the figure's curves
 
     @property
@@ -97,138 +118,110 @@ class Result(NamedTuple):
         return np.genfromtxt(path, delimiter=",", names=True, ndmin=1)
 
 
-class Results(list):
-    """The finished trials of a figure, and the rows of its whole grid."""
-
-    def __init__(self, found, rows):
-        super().__init__(found)
-        self.rows = rows
-
-    def where(self, **flags):
-        """Those with these flags; None: their row does not name the flag."""
-        found = [result for result in self if has(result.flags, flags)]
-        return Results(found, [row for row in self.rows if has(row, flags)])
-
-    def levels(self, flag):
-        """The values that a flag has in the grid."""
-        return list(dict.fromkeys(row.get(flag) for row in self.rows))
+class Measurement(NamedTuple):
+    flags: dict  # those that its trials share
+    value: float | None  # None: a trial is missing, or lacks the metric
 
 
-def has(row, flags):
-    return all(row.get(flag) == value for flag, value in flags.items())
+def measurements(results, measure):
+    """One for each trial, or for each group of trials that a summary is computed from."""
+    groups = defaultdict(list)
+    for result in results:
+        shared = {f: x for f, x in result.flags.items() if f not in measure.over}
+        groups[tuple(shared.items())].append(result)
+    return [Measurement(dict(shared), measure.of(group)) for shared, group in groups.items()]
 
 
-def without(row, flags):
-    return {flag: value for flag, value in row.items() if flag not in flags}
+def select(trials, flags):
+    """Those Results or Measurements that have these flags; None: a flag is not given."""
+    return [x for x in trials if all(x.flags.get(f) == value for f, value in flags.items())]
 
 
-# -- Measures: a metric of each trial, or a summary of several
-def planned(results, measure):
-    """The flags of each number that the whole grid gives."""
-    over = measure.over if isinstance(measure, Summary) else ()
-    return distinct(without(row, over) for row in results.rows)
+def finished_of(results):
+    return [result for result in results if result.config]
 
 
-def points(results, measure):
-    """[(flags, number)] of the finished trials."""
-    if isinstance(measure, Summary):
-        return summarise(results, measure)
-    found = [(result.flags, result.values[measure]) for result in results]
-    return [(flags, number) for flags, number in found if number is not None]
+def chance(result):
+    """The accuracy of guessing."""
+    return 1 / result.config.get("meanings", result.config["vocab"])
 
 
-def summarise(results, summary):
-    """[(flags, number)] of the groups whose trials all have a token accuracy."""
-    found = []
-    for flags in planned(results, summary):
-        rows = [row for row in results.rows if without(row, summary.over) == flags]
-        group = [r for r in results if r.flags in rows]
-        group = [r for r in group if r.values["token accuracy"] is not None]
-        if len(group) == len(rows) and (number := summary.compute(group)) is not None:
-            found.append((flags, number))
-    return found
-
-
-def distinct(rows):
-    """The rows without repetitions."""
-    return [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in rows)]
-
-
-def default_contrasts(rows):
-    """PE - no PE, and PE - control."""
-    encodings = {row.get("pe") for row in rows}
-    if not encodings >= set(BOTH):
-        return []
-    control = [pe for pe in CONTROLS if pe in encodings][:1]
-    return [
-        Contrast(f"PE - {ENCODING_NAMES.get(pe, pe)}", dict(pe="sin"), dict(pe=pe))
-        for pe in ["none", *control]
-    ]
-
-
+# -- Names
 ENCODING_NAMES = {"none": "no PE", "sin": "PE"}
+FLAG_NAMES = {"vocab": "K", "length": "L", "meanings": "M"}
 
 
 def name_of(model):
     return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
 
 
+def name_cell(flags):
+    """["GRU", "K = 32"], without the flags that are not given."""
+    names = []
+    for flag, value in flags.items():
+        if value is not None:
+            name = f"{FLAG_NAMES.get(flag, flag)} = {value}"
+            names.append(name_of(value) if flag == "model" else name)
+    return names
+
+
 # -- Summaries of accuracy over the vocabulary, and over the training budget
-class Censored(float):
-    """A value at the boundary of the grid: the true one lies beyond it."""
-
-    def __new__(cls, value, above):
-        self = super().__new__(cls, value)
-        self.above = above
-        return self
+class CensoredBelow(float):
+    """The lower boundary of the grid: the true value lies below it."""
 
 
-def accuracies_over(results, flag, pe=None):
-    """-> the flag's values in ascending order, and the accuracies there, of one encoding."""
-    results = [r for r in results if pe in (None, r.flags["pe"])]
+class CensoredAbove(float):
+    """The upper boundary of the grid: the true value lies above it."""
+
+
+def accuracies_over(flag, results):
+    """-> the flag's values in ascending order, and the accuracies there."""
     return zip(*sorted((r.flags[flag], r.values["token accuracy"]) for r in results))
 
 
 def crossing(xs, ys, limit):
     """The first x where ys, joined by straight lines, fall below a limit."""
     if ys[0] < limit:
-        return Censored(xs[0], above=False)
+        return CensoredBelow(xs[0])
     for (left, before), (right, after) in itertools.pairwise(zip(xs, ys)):
         if after < limit:
             return left + (before - limit) / (before - after) * (right - left)
-    return Censored(xs[-1], above=True)
+    return CensoredAbove(xs[-1])
 
 
 def k_at(accuracy):
     """The largest vocabulary with this accuracy, as log2 K."""
 
     def compute(results):
-        vocabs, ys = accuracies_over(results, "vocab")
-        return crossing(np.log2(vocabs), ys, accuracy) if len(vocabs) > 2 else None
+        vocabs, ys = accuracies_over("vocab", results)
+        return crossing(np.log2(vocabs), ys, accuracy)
 
     label = f"K at {accuracy:.0%} token accuracy (differences: in log2 K)"
-    return Summary(label, ("vocab",), compute, np.exp2)
+    return Measure(label, ("vocab",), compute, np.exp2)
 
 
 def area_over_log2_k(results):
     """Divided by the range of log2 K: 1 if all answers are correct."""
-    vocabs, ys = accuracies_over(results, "vocab")
+    vocabs, ys = accuracies_over("vocab", results)
     xs = np.log2(vocabs)
-    return np.trapezoid(ys, xs) / (xs[-1] - xs[0]) if len(vocabs) > 2 else None
+    return np.trapezoid(ys, xs) / (xs[-1] - xs[0])
 
 
 def equivalent_budget(results):
     """log2 of the budget at which no PE reaches what PE has at the smallest budget."""
-    budgets, no_pe = accuracies_over(results, "iterations", "none")
-    _, pe = accuracies_over(results, "iterations", "sin")
+    none, sin = select(results, dict(pe="none")), select(results, dict(pe="sin"))
+    if not none or not sin:
+        return None  # where flags select trials
+    budgets, no_pe = accuracies_over("iterations", none)
+    _, pe = accuracies_over("iterations", sin)
     multiples = np.log2(np.divide(budgets, budgets[0]))
     return crossing(multiples, np.negative(no_pe), -pe[0])  # where -accuracy falls below
 
 
-AREA = Summary("area under token accuracy over log2 K", ("vocab",), area_over_log2_k)
+AREA = Measure("area under token accuracy over log2 K", ("vocab",), area_over_log2_k)
 K95, K80 = k_at(0.95), k_at(0.80)
 OVER_K = AREA, K95, K80
-BUDGET = Summary(
+BUDGET = Measure(
     "budget at which no PE reaches PE's accuracy at 1x (differences: in log2)",
     ("pe", "iterations", "lr"),
     equivalent_budget,

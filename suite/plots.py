@@ -7,23 +7,22 @@ the label of a cell.
 import importlib.util
 import itertools
 import math
+import textwrap
 from collections import defaultdict
 
 import numpy as np
 
-from suite.figures import name_of
-from suite.statistics import bootstrap_interval
+from common import ENCODINGS
+from suite.figures import chance, name_cell, name_of
+from suite.statistics import estimate
 
-# Each encoding has the same colour and marker in all plots, and a user's encodings have the
-# last ones. Colour-blind readers can tell the colours apart
-ENCODINGS = """
-    none sin constant dup random learned ramp counter shuffled rotary layernorm-learned
-"""
+# Each encoding has the same colour and marker in all plots, and those of a script the last
+# ones. Colour-blind readers can tell the colours apart
 COLORS = """
-    #000000 #0072B2 #D55E00 #CC79A7 #E69F00 #009E73 #999933 #882255 #AA4499 #332288 #56B4E9
+    #000000 #0072B2 #E69F00 #009E73 #CC79A7 #D55E00 #999933 #882255 #AA4499 #332288 #56B4E9
     #117733 #661100 #44AA99 #DDCC77
 """
-MARKERS = "osPv^D<h*dXp>H8"
+MARKERS = "os^DvP<h*dXp>H8"
 NAMES = {  # in legends and on axes
     "none": "no PE",
     "sin": "sinusoidal PE",
@@ -33,14 +32,6 @@ NAMES = {  # in legends and on axes
     "iterations": "training budget",
     "pe": "encoding",
     "edit distance": "edit distance\n(of {}; lower is better)",
-}
-FLAGS = {  # in the label of a cell
-    "vocab": "K = {}",
-    "meanings": "codes, M = {}",
-    "iterations": "{:,}\niterations",
-    "amplitude": "initial\nnorm {:g}",
-    "encode": "{} steps\nonly",
-    "bands": "bands\n{}",
 }
 THIN = dict(color="#666666", linewidth=0.7)
 LOOKS = {
@@ -56,73 +47,76 @@ CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it is
 
 
 # -- Points
-def x_of(figure, flags, config):
+def x_of(figure, result):
     """A number, or the label of a cell: its flags except the encoding."""
+    if figure.x == "pe":
+        return ""
     if isinstance(figure.x, str):
-        return "" if figure.x == "pe" else flags.get(figure.x, config[figure.x])
-    shown = [flag for flag in figure.x[1:] if flags.get(flag) is not None]
-    label = [FLAGS.get(flag, f"{flag} = {{}}").format(flags[flag]) for flag in shown]
-    return "\n".join(label) or "default"
+        return result.config[figure.x]
+    cell = {flag: result.flags.get(flag) for flag in figure.x[1:]}
+    return "\n".join(textwrap.fill(name, 14) for name in name_cell(cell)) or "default"
 
 
-def points_of(figure, result):
-    """Yields (metric, title of a panel, encoding, x, y)."""
-    for title, encoding, points in result.lines:
-        for x, y in points.items():
-            yield figure.y, title, encoding, x, y
+def lines_of(figure, result):
+    """Yields (metric, title of a panel, encoding, {x: y})."""
     if figure.curves:
+        for line in result.lines:
+            yield figure.y, *line
         return
-    x = x_of(figure, result.flags, result.config)
-    point = name_of(result.config.get("model", "")), result.flags["pe"], x
+    title, encoding = name_of(result.config.get("model", "")), result.flags["pe"]
+    x = x_of(figure, result)
     for metric, y in result.values.items():
-        if y is not None:
-            yield metric, *point, y
-            if figure.x == "iterations" and "accuracy" in metric:
-                yield f"error (1 - {metric})", *point, 1 - y
+        yield metric, title, encoding, {x: y}
+        if figure.x == "iterations" and "accuracy" in metric:
+            yield f"error (1 - {metric})", title, encoding, {x: 1 - y}
 
 
 # -- Drawing
-def plot(figure, runs, path):
+def plot(figure, results, path):
     """Write an SVG: a row per metric and a column per model, or the panels of curves."""
     import matplotlib.figure
 
     points, chances = defaultdict(list), defaultdict(dict)
-    for result in runs:
-        for metric, title, encoding, x, y in points_of(figure, result):
-            points[metric, title, encoding, x].append(y)
-            if metric.endswith("accuracy"):
-                answers = result.config.get("meanings", result.config["vocab"])
-                chances[metric, title][x] = 1 / answers
+    for result in results:
+        for metric, title, encoding, line in lines_of(figure, result):
+            for x, y in line.items():
+                points[metric, title, encoding, x].append(y)
+                if metric.endswith("accuracy"):
+                    chances[metric, title][x] = chance(result)
+    if not points:
+        return
     metrics, titles, encodings, _ = map(dict.fromkeys, zip(*points))
-    names = dict.fromkeys([*ENCODINGS.split(), *encodings])
+    names = dict.fromkeys([*ENCODINGS, *encodings])
     styles = dict(zip(names, itertools.cycle(zip(COLORS.split(), MARKERS))))
     across = min(4, len(titles))
     down = math.ceil(len(metrics) * len(titles) / across)
     axes = {}  # the last of each metric, with which others share the y axis
     with matplotlib.rc_context(LOOKS):
-        page = matplotlib.figure.Figure(
-            (max(7, 2.8 * across), 2.4 * down + 1), layout="constrained"
-        )
-        for number, (metric, title) in enumerate(itertools.product(metrics, titles), 1):
+        size = max(7, 2.8 * across), 2.4 * down + 1
+        page = matplotlib.figure.Figure(size, layout="constrained")
+        for place, (metric, title) in enumerate(itertools.product(metrics, titles), 1):
             panel = {key[2:]: ys for key, ys in points.items() if key[:2] == (metric, title)}
             if panel:
-                axis = axes[metric] = page.add_subplot(
-                    down, across, number, sharey=axes.get(metric), title=title
-                )
+                shared = dict(sharey=axes.get(metric), title=title)
+                axis = axes[metric] = page.add_subplot(down, across, place, **shared)
                 draw_panel(axis, figure, panel, styles, chances[metric, title])
-                axis.set_ylabel(NAMES.get(metric, metric).format(runs[0].config.get("length")))
-                if metric.startswith("error") or "perplexity" in metric:
-                    axis.set_yscale("log")
-                elif "accuracy" in metric:
-                    axis.set_ylim(-0.04, 1.04)
-                    axis.axhline(0.95, label="95% accuracy", linestyle="--", **THIN)
+                label_y(axis, metric, results[0].config.get("length"))
         page.suptitle(figure.title)
-        add_legend(page, points)
+        add_legend(page, {len(ys) for ys in points.values()})
         path.parent.mkdir(parents=True, exist_ok=True)
         page.savefig(path, metadata={"Date": None})
 
 
-def draw_panel(axis, figure, panel, styles, chance):
+def label_y(axis, metric, length):
+    axis.set_ylabel(NAMES.get(metric, metric).format(length))
+    if metric.startswith("error") or "perplexity" in metric:
+        axis.set_yscale("log")
+    elif "accuracy" in metric:
+        axis.set_ylim(-0.04, 1.04)
+        axis.axhline(0.95, label="95% accuracy", linestyle="--", **THIN)
+
+
+def draw_panel(axis, figure, panel, styles, guessing):
     """Lines over numbers, or points side by side over cells and over a single x."""
     encodings, xs = (list(dict.fromkeys(names)) for names in zip(*panel))
     if isinstance(figure.x, str):
@@ -135,41 +129,43 @@ def draw_panel(axis, figure, panel, styles, chance):
             axis.set_xscale("log", base=2)
         ticks = [f"{x / xs[0]:g}x" for x in xs] if figure.x == "iterations" else xs
         axis.set_xticks(places, ticks)
-    width = cells * 0.8 / len(encodings)
-    every = len(xs) // 20 + 1  # with a marker and an interval
-    for number, encoding in enumerate(encodings):
-        shift = width * (number + 0.5) - 0.4 * cells
-        samples = {
-            place + shift: panel[encoding, x]
-            for x, place in zip(xs, places)
-            if (encoding, x) in panel
-        }
-        means = [*map(np.mean, samples.values())]
-        intervals = np.transpose([*map(bootstrap_interval, samples.values())])
-        color, marker = styles[encoding]
-        options = dict(color=color, label=NAMES.get(encoding, encoding))
-        options |= dict(
-            fmt=marker if cells else f"{marker}-", markevery=every, errorevery=every
-        )
-        axis.errorbar(samples.keys(), means, abs(intervals - means), **options)
-        for x, ys in samples.items() if cells else ():
-            axis.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
-    if chance:
+    width = 0.8 / len(encodings) if cells else 0
+    for number, encoding in enumerate(encodings, 1):
+        shift = width * (number - 0.5 - len(encodings) / 2)
+        samples = {}
+        for x, place in zip(xs, places):
+            if (encoding, x) in panel:
+                samples[place + shift] = panel[encoding, x]
+        draw_samples(axis, samples, width, *styles[encoding], NAMES.get(encoding, encoding))
+    if guessing:
         options = dict(label="chance", fmt="none" if cells else ":", **THIN)
-        axis.errorbar(places, [chance[x] for x in xs], xerr=cells / 2, **options)
+        axis.errorbar(places, [guessing[x] for x in xs], xerr=cells / 2, **options)
 
 
-def add_legend(page, points):
+def draw_samples(axis, samples, width, color, marker, label):
+    """Means with 95% CI, joined by lines; or in cells of this width, with every value."""
+    every = len(samples) // 20 + 1  # with a marker and an interval
+    options = dict(color=color, label=label, markevery=every, errorevery=every)
+    estimates = [estimate([ys]) for ys in samples.values()]
+    margins = [found.margin if found else 0 for found in estimates]
+    means = [np.mean(ys) for ys in samples.values()]
+    style = marker if width else f"{marker}-"
+    axis.errorbar(samples.keys(), means, margins, fmt=style, **options)
+    if width:
+        for x, ys in samples.items():
+            axis.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
+
+
+def add_legend(page, counts):
     handles = {}
     for axis in page.axes:
         found, labels = axis.get_legend_handles_labels()
         handles |= dict(zip(labels, found))
-    counts = sorted({*map(len, points.values())})
+    n = ", ".join(map(str, sorted(counts)))
     page.legend(
         handles.values(),
         handles,
-        title="mean over seeds, 95% interval by percentile bootstrap, "
-        f"n = {', '.join(map(str, counts))}",
+        title=f"mean over seeds, 95% CI (Student's t), n = {n}",
         loc="outside lower center",
         ncols=5,
         frameon=False,
