@@ -1454,8 +1454,8 @@ def test_summaries_over_the_vocabulary_by_hand():
     """log2 of the K at which accuracy falls to 95%, by straight lines between neighbours."""
     cases = [  # accuracy at K = 4, 8, 16; what is on the page
         (0.96, 1.0, 0.9, 3.5, "11.31"),
-        (1.0, 0.99, 0.96, 4.0, "not within 16 (0 of 1 seeds)"),
-        (0.9, 0.99, 0.9, 2.0, "below 4 (1 of 1 censored)"),
+        (1.0, 0.99, 0.96, 4.0, ">16 (1 of 1 censored)"),
+        (0.9, 0.99, 0.9, 2.0, "<4 (1 of 1 censored)"),
     ]
     for a, b, c, wanted, text in cases:
         runs = of_vocabularies({4: a, 8: b, 16: c})

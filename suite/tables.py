@@ -25,6 +25,13 @@ from suite.figures import (
 from suite.statistics import LEVEL, all_above, estimate, holm
 
 ORDER = ["none", "constant", "dup", "sin"]  # of columns; other encodings follow
+CAPTIONS = {
+    "vocab": "K = {}",
+    "length": "L = {}",
+    "hidden": "{} units",
+    "iterations": "{:,} iterations",
+    "lr": "learning rate {:g}",
+}
 
 
 # -- Numbers as text
@@ -48,10 +55,8 @@ def format_mean(measured, measure):
     n, show = len(values), measure.show
     censored = [x for x in values if isinstance(x, CensoredBelow | CensoredAbove)]
     if censored and len(set(values)) == 1:
-        edge = f"{show(values[0]):g}{measure.unit}"
-        if isinstance(censored[0], CensoredAbove):
-            return f"not within {edge} (0 of {n} seeds)"
-        return f"below {edge} ({n} of {n} censored)"
+        sign = ">" if isinstance(censored[0], CensoredAbove) else "<"
+        return f"{sign}{show(values[0]):g}{measure.unit} ({n} of {n} censored)"
     mean = show(np.mean(values))
     digits = 3 - sum(mean >= size for size in (10, 100, 1000))  # after the point: four in all
     text = f"{mean:,.{digits}f}"
@@ -129,17 +134,24 @@ def cells_of(measured, keys, without=()):
 
 def describe(figure, results, measures):
     """What has no column; how many seeds; the accuracy of guessing; how many trials."""
+    finished = finished_of(results)
+    common = {}  # {flag: caption} of those with the same value in all trials
+    for flag, caption in CAPTIONS.items():
+        values = {result.config.get(flag) for result in finished}
+        if len(values) == 1 and None not in values:
+            common[flag] = caption.format(*values)
     models = defaultdict(dict)  # those with the same settings
-    _, settings = split_flags(figure, results)
+    keys, settings = split_flags(figure, results)
     for result in results:
-        words = as_words({flag: result.flags.get(flag) for flag in settings})
+        words = as_words({x: result.flags.get(x) for x in settings if x not in common})
         models[" ".join(words)][name_of(result.flags.get("model", ""))] = None
     for words, names in models.items():
-        if words:
-            yield f"{', '.join(names)} {words}".strip()
+        text = f"{', '.join(names)} {words}".strip()
+        if text and (words or "model" not in keys):
+            yield text
+    yield from common.values()
     if len(measures) == 1:
         yield measures[0].label
-    finished = finished_of(results)
     if finished:
         seeds = Counter(str(result.flags | dict(seed=0)) for result in finished)
         yield f"n = {format_range([str(n) for n in sorted(seeds.values())])}"
