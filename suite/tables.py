@@ -221,7 +221,7 @@ def contrast_table(figure, results, measures):
 
 # -- Preregistered claims
 CLAIMS_HEADER = """\
-| claim | no PE | control | PE | difference [95% CI] | p | outcome |
+| claim | no PE | control | PE | difference [95% CI] | p (Holm) | outcome |
 | --- | --- | --- | --- | --- | --- | --- |"""
 
 
