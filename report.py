@@ -146,6 +146,7 @@ def section(task_class, name, results, args):
     finished = finished_of(results)
     if not finished:
         yield "; ".join(title)
+        yield f"to train them: python {task_class.script()} --scale {args.scale} --all {name}"
         return
     plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.words else ''}.svg"
     link = draw(figure, finished, Path(args.out, "figures", plot), args.write)
