@@ -1,10 +1,10 @@
 """Tables and plots of finished trials.
 
     python report.py                                   # all figures
-    python report.py reverse.py fig2                   # one figure; without its name all
+    python report.py reverse.py fig2                   # one figure; without FIGURE, all
     python report.py reverse.py --scale desk --out results
-    python report.py runs                              # CSV: finished trials in a folder
-    python report.py --write RESULTS.md --out results  # the page, and results/trials.csv
+    python report.py runs                              # CSV of all finished trials in a folder
+    python report.py --write RESULTS.md --out results  # update the page and results/trials.csv
 
 Other flags select trials, as with --all. Tables and plots show means over seeds with 95%
 confidence intervals (Student's t). Tables also show differences with 95% confidence intervals
@@ -39,7 +39,7 @@ from suite.tables import claims_table, contrast_table, describe, table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = "Means over seeds ± 95% CI (Student's t); differences: 95% CI, p by Welch's t-test."
-MARKS = [  # of the two parts of RESULTS.md that are made
+MARKERS = [  # delimiters of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
     "<!-- end of preregistered claims -->",
     "<!-- all figures: made by python report.py --write, do not edit -->",
@@ -47,15 +47,15 @@ MARKS = [  # of the two parts of RESULTS.md that are made
 ]
 
 
-# -- Files, which may hold anything
+# -- Reading results, which may be invalid
 def clean(text):
-    """Without control characters and markup."""
+    """Replace control and markup characters by question marks."""
     return re.sub(r"[^ -~]|[<>|`&$\\]", "?", str(text))
 
 
 @contextlib.contextmanager
-def leaving_out(path):
-    """Name a file that cannot be used, whatever is in it, and go on without it."""
+def skip_if_invalid(path):
+    """Report a file that cannot be used, and continue without it."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
@@ -69,7 +69,7 @@ def finite(x):
 
 
 def make_result(trial, content, figure):
-    """The Result in a file; raises where it cannot be used."""
+    """Return the Result in a file's content; raise an exception if it is invalid."""
     files.require_trial(content, trial.task)
     result = Result(
         flags=trial.row,
@@ -81,7 +81,7 @@ def make_result(trial, content, figure):
     )
     values, lines = {}, []
     for label, metric in figure.metrics.items():
-        with contextlib.suppress(KeyError):  # the trial does not have it
+        with contextlib.suppress(KeyError):  # the trial lacks this metric
             x = metric(result) if callable(metric) else result.metrics[metric]
             values[label] = finite(x)
             if "accuracy" in label and not 0 <= x <= 1:
@@ -93,50 +93,50 @@ def make_result(trial, content, figure):
 
 
 def load(task_class, name, args):
-    """The Results of a figure's trials."""
+    """Return the Results of a figure's trials."""
     flags = ["--scale", args.scale, "--out", str(args.out), *args.words]
     results, texts = [], set()
     for trial in cli.trials_of_figure(task_class, cli.parse(task_class, flags), name):
         result = Result(trial.row)
         path = trial.folder / trial.task.file
-        with leaving_out(path):
+        with skip_if_invalid(path):
             content = files.read_json(path)
             if content is not None:
                 result = make_result(trial, content, task_class.figures[name])
                 texts.add(str(files.fingerprints(result.config)))
         results.append(result)
     if len(texts) > 1:
-        print(f"left out: all trials of {name}, which are of {len(texts)} different texts")
+        print(f"left out: all trials of {name}, as they use {len(texts)} different texts")
         results = [Result(result.flags) for result in results]
     return results
 
 
 def figures_at(scale, task_classes=TASKS):
-    """Yields (task_class, name) of every figure that has trials at this scale."""
+    """Yield (task_class, name) of every figure that has trials at this scale."""
     for task_class in task_classes:
         for name, figure in task_class.figures.items():
             if figure.grids.get(scale):
                 yield task_class, name
 
 
-# -- What a report says of a figure
-def made_by(finished):
-    """How long trials took, and what made them."""
+# -- Section of a figure
+def describe_provenance(finished):
+    """Return the median training time and the provenance, as text."""
     seconds = np.median([result.seconds for result in finished])
     processes = [process for result in finished for process in result.processes]
-    changed = sum(any(p.get("dirty") for p in result.processes) for result in finished)
+    n_dirty = sum(any(p.get("dirty") for p in result.processes) for result in finished)
 
-    def different(name, length=40):
+    def distinct(name, length=40):
         return ", ".join(sorted({clean(p.get(name))[:length] for p in processes}))
 
-    made = f"{different('device')}; torch {different('torch')}; commit {different('commit', 7)}"
-    if changed:
-        made += f" with local changes ({changed} of {len(finished)})"
+    made = f"{distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}"
+    if n_dirty:
+        made += f" with local changes ({n_dirty} of {len(finished)})"
     return f"median {seconds:,.0f} s; {made}"
 
 
 def section(task_class, name, results, args):
-    """The lines about a figure, on the screen or on a page."""
+    """Yield the Markdown lines of a figure's section."""
     figure = task_class.figures[name]
     measures = [*map(as_measure, figure.metrics), *figure.summaries]
     if args.brief:
@@ -149,8 +149,8 @@ def section(task_class, name, results, args):
         yield f"to train them: python {task_class.script()} --scale {args.scale} --all {name}"
         return
     plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.words else ''}.svg"
-    link = draw(figure, finished, Path(args.out, "figures", plot), args.write)
-    yield f"{'; '.join(title)}, {made_by(finished)}{link}"
+    link = plot_link(figure, finished, Path(args.out, "figures", plot), args.write)
+    yield f"{'; '.join(title)}, {describe_provenance(finished)}{link}"
     yield "```text"
     yield from table(figure, results, measures)
     if not args.brief:
@@ -160,8 +160,8 @@ def section(task_class, name, results, args):
         yield figure.note
 
 
-def draw(figure, results, path, page):
-    """Draw the plot if it is possible -> a link to it."""
+def plot_link(figure, results, path, page):
+    """Write the plot if matplotlib is installed; return a link to it."""
     if not figure.picture:
         return ""
     if plots.CAN_DRAW:
@@ -174,7 +174,7 @@ def draw(figure, results, path, page):
 # -- RESULTS.md and trials.csv
 def bench_lines(out):
     for path in sorted(Path(out).glob("bench/*.json")):
-        with leaving_out(path):
+        with skip_if_invalid(path):
             content = files.read_json(path)
             lines = [*bench.table(content)]
             if not content["device"].startswith("cpu"):
@@ -183,12 +183,12 @@ def bench_lines(out):
 
 
 def write_page(args):
-    """Make the page's two parts anew, whole or not at all, and trials.csv."""
+    """Regenerate the page's two generated parts and trials.csv."""
     path, rows = Path(args.write), trials_csv(args.out)
-    pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*MARKS)
+    pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*MARKERS)
     kept = re.fullmatch(pattern, path.read_text(), re.DOTALL)
     if not kept:
-        raise UsageError(f"the page needs these lines: {', '.join(MARKS)}")
+        raise UsageError(f"the page must contain these lines: {', '.join(MARKERS)}")
     claims, lines = [], []
     for task_class, name in figures_at(args.scale):
         results = load(task_class, name, args)
@@ -202,10 +202,10 @@ def write_page(args):
 
 
 def trials_csv(folder):
-    """A row for every finished trial in a folder: the flags and metrics that differ."""
+    """Return a CSV of the finished trials in a folder: flags and metrics that differ."""
     rows = []
     for path in sorted(Path(folder).rglob("result.json")):
-        with leaving_out(path):
+        with skip_if_invalid(path):
             content = files.read_json(path)
             metrics = content["metrics"].items()
             row = dict(folder=path.parent, task=content["task"]) | content["config"]
@@ -213,7 +213,7 @@ def trials_csv(folder):
             made = "seconds", "device", "torch", "commit", "dirty"
             rows.append(row | {name: content.get(name) for name in made})
     if not rows:
-        raise UsageError(f"{folder} has no finished trial")
+        raise UsageError(f"{folder} contains no finished trials")
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [[name, *(row.get(name) for row in rows)] for name in names]
     if len(rows) > 1:
@@ -225,14 +225,14 @@ def trials_csv(folder):
 
 # -- The command line
 def find_task_class(script):
-    """The subclass of Task in a script, be it one of this suite's or a user's."""
+    """Return the Task subclass defined in a script of the suite or of a user."""
     path = Path(script)
     if path.suffix != ".py" or not path.is_file():
-        raise UsageError(f"there is no script {script}")
+        raise UsageError(f"no such script: {script}")
     sys.path.insert(0, str(path.resolve().parent))
     for found in vars(importlib.import_module(path.stem)).values():
-        here = isinstance(found, type) and found.__module__ == path.stem
-        if here and "figures" in vars(found):
+        is_local = isinstance(found, type) and found.__module__ == path.stem
+        if is_local and "figures" in vars(found):
             return found
     raise UsageError(f"{script} has no figures")
 
@@ -246,11 +246,11 @@ def main():
     )
     parser.add_argument("--scale", default="paper", help="scale of the figures (paper)")
     parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
-    parser.add_argument("--brief", action="store_true", help="the first metric alone")
+    parser.add_argument("--brief", action="store_true", help="print only the first metric")
     parser.add_argument(
-        "--write", metavar="FILE", default="", help="make this page and OUT/trials.csv"
+        "--write", metavar="FILE", default="", help="update this page and OUT/trials.csv"
     )
-    # Names end at the first flag: argparse would take a value of a script's flags for one
+    # Names precede flags: argparse would mistake a flag's value for a name
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, words = parser.parse_known_args(sys.argv[1 + len(names) :])
     args.words = words
@@ -273,13 +273,13 @@ def print_tables(args, script="", *names):
     known = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
     if not known or set(names) - {name for _, name in known}:
         choices = ", ".join(name for _, name in known)
-        raise UsageError(f"the figures at --scale {args.scale} are: {choices or 'none'}")
+        raise UsageError(f"figures available at --scale {args.scale}: {choices or 'none'}")
     lines = []
     for task_class, name in known:
         if not names or name in names:
             try:
                 lines += section(task_class, name, load(task_class, name, args), args)
-            except UsageError as why:  # it has no such trials
+            except UsageError as why:  # no trial has these flags
                 error = why
     if not lines:
         raise error

@@ -1,4 +1,4 @@
-"""A figure as data: its grid of trials, metrics and contrasts. report.py makes tables of it."""
+"""Figures as data: grids of trials, metrics, contrasts and claims; report.py shows them."""
 
 import itertools
 from collections import defaultdict
@@ -12,28 +12,28 @@ BOTH = ["none", "sin"]
 WITH_CONSTANT = ["none", "constant", "sin"]
 WITH_DUP = ["none", "dup", "sin"]
 WITH_CONTROLS = ["none", "constant", "dup", "sin"]
-CONTROLS = ["constant", "dup"]  # as many inputs as with PE, but no position
+CONTROLS = ["constant", "dup"]  # same input size as with PE, but no position
 
 
 def cross(**flags):
-    """All combinations: cross(model="lstm", vocab=[256, 512]) is ten trials, five of each."""
-    flags.setdefault("seed", range(5))  # the paper's five
+    """Return all combinations; cross(vocab=[256, 512]) gives ten trials, five seeds each."""
+    flags.setdefault("seed", range(5))  # as in the paper
     choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
     return [dict(zip(flags, values)) for values in itertools.product(*choices)]
 
 
-# -- What a script says of a figure
+# -- Definition of a figure
 class Measure(NamedTuple):
-    """A number of each trial, or a summary of one seed's trials that differ in flags `over`."""
+    """A metric of each trial, or a summary of a seed's trials that vary flags `over`."""
 
     label: str
     over: tuple = ()
-    compute: Callable | None = None  # [Result] -> a number, or a censored one
-    show: Callable = float  # a mean as it is shown, where numbers are logarithms
+    compute: Callable | None = None  # [Result] -> a number, possibly censored
+    show: Callable = float  # transform for display, such as exp2 of logarithms
     unit: str = ""
 
     def of(self, results):
-        """The number; None where a trial is missing, and for a summary of less than three."""
+        """Return the value; None if trials are missing or a summary has fewer than three."""
         if not self.over:
             return results[0].values.get(self.label)
         complete = all("token accuracy" in result.values for result in results)
@@ -41,21 +41,21 @@ class Measure(NamedTuple):
 
 
 def as_measure(measure):
-    """Scripts give a figure's metric by its label."""
+    """Return a Measure, given one or a metric's label."""
     return measure if isinstance(measure, Measure) else Measure(measure)
 
 
 class Contrast(NamedTuple):
-    """A difference between cells of a grid, each given by its flags; a list adds up cells."""
+    """A difference between cells of a grid, selected by flags; lists of cells are summed."""
 
     label: str
     high: dict | list
     low: dict | list
     paired: bool = False  # by seed
-    measure: str = ""  # the figure's first metric
+    measure: str = ""  # default: the figure's first metric
 
     def terms(self):
-        """[(sign, flags of a cell)]"""
+        """Return [(sign, flags of a cell)]."""
         terms = []
         for sign, side in (1, self.high), (-1, self.low):
             cells = side if isinstance(side, list) else [side]
@@ -64,9 +64,9 @@ class Contrast(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A preregistered claim: PE is above no PE and above the control, or another contrast."""
+    """A preregistered claim: PE exceeds no PE and the control, or `contrast` is positive."""
 
-    family: str  # Holm's correction takes its claims together
+    family: str  # claims that are Holm-corrected together
     measure: str | Measure
     cell: dict
     contrast: Contrast | None = None
@@ -77,54 +77,54 @@ WITH_EDITS = ACCURACY | {"edit distance": "damerau_levenshtein"}
 
 
 class Figure(NamedTuple):
-    """Trials, and what is measured and compared.
+    """Trials, metrics and comparisons of a figure.
 
-    report.py prints each metric and summary for every cell (flags other than encoding and
-    seed), and the differences between PE and no PE and between PE and the control.
+    report.py prints each metric and summary for every cell (a setting of all flags except
+    encoding and seed), and the differences PE - no PE and PE - control.
     """
 
     title: str
-    grids: dict  # scale -> [{flag: value}, ...], a row per trial
-    metrics: dict = ACCURACY  # label -> a name in a trial's metrics, or a function of a Result
+    grids: dict  # scale -> [{flag: value}, ...], one row per trial
+    metrics: dict = ACCURACY  # label -> metric name in result.json, or function of Result
     summaries: tuple = ()
     contrasts: tuple = ()  # in addition to PE - no PE and PE - control
     claims: tuple = ()
-    tuned: tuple = ()  # flags that follow from the encoding, and so distinguish no cells
+    tuned: tuple = ()  # flags tuned per encoding, which do not define cells
     note: str = ""
-    # The plot has each metric over the flag or flags x, a line per encoding; or else `curves`
+    # Plots show each metric over flag(s) x, one line per encoding, or `curves` if given
     x: str | tuple = "vocab"
-    curves: Callable | None = None  # of a Result: yields (panel, line, {x: y})
-    y: str = "token accuracy"  # of the curves
+    curves: Callable | None = None  # Result -> iterable of (panel, line, {x: y})
+    y: str = "token accuracy"  # y label of the curves
     picture: bool = True
 
 
-# -- Trials as a report reads them, and what is measured
+# -- Results and measurements
 class Result(NamedTuple):
-    """A trial of a figure. Unless it is finished, it has flags alone."""
+    """A trial of a figure; an unfinished one has only flags."""
 
     flags: dict  # its row of the figure's grid
     metrics: dict = {}
     config: dict = {}
     folder: Path | None = None
-    seconds: float = 0.0  # of training
+    seconds: float = 0.0  # training time
     processes: tuple = ()  # provenance of each process that trained it
-    values: dict = {}  # the figure's metrics that it has
+    values: dict = {}  # the figure's metrics, where available
     lines: tuple = ()  # the figure's curves
 
     @property
     def curve(self):
-        """curve.csv; curve["loss"] is a column."""
+        """Return curve.csv as an array with named columns, such as curve["loss"]."""
         path = self.folder / "curve.csv"
         return np.genfromtxt(path, delimiter=",", names=True, ndmin=1)
 
 
 class Measurement(NamedTuple):
-    flags: dict  # those that its trials share
+    flags: dict  # flags that its trials share
     value: float | None  # None: a trial is missing, or lacks the metric
 
 
 def measurements(results, measure):
-    """One for each trial, or for each group of trials that a summary is computed from."""
+    """Return one Measurement per trial or, for a summary, per group of trials."""
     groups = defaultdict(list)
     for result in results:
         shared = {f: x for f, x in result.flags.items() if f not in measure.over}
@@ -133,7 +133,7 @@ def measurements(results, measure):
 
 
 def select(trials, flags):
-    """Those Results or Measurements that have these flags; None: a flag is not given."""
+    """Return the Results or Measurements with these flags; None matches a missing flag."""
     return [x for x in trials if all(x.flags.get(f) == value for f, value in flags.items())]
 
 
@@ -142,7 +142,7 @@ def finished_of(results):
 
 
 def chance(result):
-    """The accuracy of guessing."""
+    """Return chance accuracy."""
     return 1 / result.config.get("meanings", result.config["vocab"])
 
 
@@ -156,7 +156,7 @@ def name_of(model):
 
 
 def name_cell(flags):
-    """["GRU", "K = 32"], without the flags that are not given."""
+    """Return labels such as ["GRU", "K = 32"], without flags that are None."""
     names = []
     for flag, value in flags.items():
         if value is not None:
@@ -165,7 +165,7 @@ def name_cell(flags):
     return names
 
 
-# -- Summaries of accuracy over the vocabulary, and over the training budget
+# -- Summaries of accuracy over vocabulary size and training budget
 class CensoredBelow(float):
     """The lower boundary of the grid: the true value lies below it."""
 
@@ -175,12 +175,12 @@ class CensoredAbove(float):
 
 
 def accuracies_over(flag, results):
-    """-> the flag's values in ascending order, and the accuracies there."""
+    """Return the flag's values, in ascending order, and the token accuracy at each."""
     return zip(*sorted((r.flags[flag], r.values["token accuracy"]) for r in results))
 
 
 def crossing(xs, ys, limit):
-    """The first x where ys, joined by straight lines, fall below a limit."""
+    """Return the first x where ys, linearly interpolated, fall below a limit."""
     if ys[0] < limit:
         return CensoredBelow(xs[0])
     for (left, before), (right, after) in itertools.pairwise(zip(xs, ys)):
@@ -190,7 +190,7 @@ def crossing(xs, ys, limit):
 
 
 def k_at(accuracy):
-    """The largest vocabulary with this accuracy, as log2 K."""
+    """Return a Measure: log2 of the largest vocabulary size with this token accuracy."""
 
     def compute(results):
         vocabs, ys = accuracies_over("vocab", results)
@@ -201,21 +201,21 @@ def k_at(accuracy):
 
 
 def area_over_log2_k(results):
-    """Divided by the range of log2 K: 1 if all answers are correct."""
+    """Return the mean token accuracy over the range of log2 K, by the trapezoidal rule."""
     vocabs, ys = accuracies_over("vocab", results)
     xs = np.log2(vocabs)
     return np.trapezoid(ys, xs) / (xs[-1] - xs[0])
 
 
 def equivalent_budget(results):
-    """log2 of the budget at which no PE reaches what PE has at the smallest budget."""
+    """Return log2 of the budget at which no PE matches PE at the smallest budget (1x)."""
     none, sin = select(results, dict(pe="none")), select(results, dict(pe="sin"))
     if not none or not sin:
-        return None  # where flags select trials
+        return None  # one arm is not selected
     budgets, no_pe = accuracies_over("iterations", none)
     _, pe = accuracies_over("iterations", sin)
     multiples = np.log2(np.divide(budgets, budgets[0]))
-    return crossing(multiples, np.negative(no_pe), -pe[0])  # where -accuracy falls below
+    return crossing(multiples, np.negative(no_pe), -pe[0])  # negated: `crossing` expects a fall
 
 
 AREA = Measure("area under token accuracy over log2 K", ("vocab",), area_over_log2_k)

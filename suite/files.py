@@ -1,4 +1,4 @@
-"""The files of a trial's folder: written whole or not at all, checked when read. Exit codes."""
+"""Files of a trial: atomic writes, checked reads and locks. Exit codes of a process."""
 
 import contextlib
 import fcntl
@@ -12,21 +12,20 @@ import torch
 
 from common import UsageError
 
-FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75  # 0: done
+FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75  # 0: success
 
 
 class End(Exception):
-    """The trial ends here: an exit code and a line that says why."""
+    """An error that ends the trial; its arguments are an exit code and a one-line message."""
 
 
 class Damaged(End):
-    """A checkpoint is not what was written."""
+    """A checkpoint does not match its checksum."""
 
 
 # -- Writing and reading
 def write(path, content, keep=None, durable=True):
-    """Replace `path`; what was there before becomes `keep`. A durable file survives a power
-    cut."""
+    """Replace `path` atomically; rename the old file to `keep`; `durable`: flush to disk."""
     require_lock(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -43,38 +42,38 @@ def write(path, content, keep=None, durable=True):
             os.fsync(folder)
             os.close(folder)
     finally:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        temporary.unlink(missing_ok=True)  # frees space if the disk is full
 
 
 def write_json(path, content, durable=True):
     try:
         text = json.dumps(content, indent=1, allow_nan=False)
     except ValueError:
-        raise End(NOT_FINITE, f"a number is not finite: {path}") from None
+        raise End(NOT_FINITE, f"non-finite number in {path}") from None
     write(path, f"{text}\n".encode(), durable=durable)
 
 
 @contextlib.contextmanager
 def naming(path):
-    """Name the file that cannot be used, whatever is wrong with its content."""
+    """Add the file's path to errors that its content causes."""
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"{path} {error} (--overwrite starts anew)") from None
+        raise UsageError(f"{path} {error} (--overwrite starts over)") from None
     except Exception as error:  # noqa: BLE001
         raise End(FAILED, f"{path} cannot be read: {error!r}") from None
 
 
 def read_json(path):
-    """None where there is no such file."""
+    """Return the dictionary in a JSON file; None if there is no such file."""
     with naming(path), contextlib.suppress(FileNotFoundError):
         content = json.loads(path.read_text())
-        content.keys()  # it is a dictionary
+        content.keys()  # raises unless it is a dictionary
         return content
 
 
 def save(path, content, keep=None):
-    """What torch.save writes, and then its SHA-256."""
+    """Write the output of torch.save, followed by its SHA-256."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     saved = buffer.getvalue()
@@ -91,11 +90,11 @@ def load(path, device):
 
 
 # -- A trial's folder
-LOCKS = {}  # {folder: its open lock file} of the trials that this process writes
+LOCKS = {}  # {folder: open lock file} of the trials of this process
 
 
 def require_lock(path):
-    """End the trial if its folder was deleted or renamed: what is there now is another's."""
+    """End the trial if its folder was deleted or renamed, even if a new one replaces it."""
     for folder, file in LOCKS.items():
         if path.is_relative_to(folder):
             with contextlib.suppress(FileNotFoundError):
@@ -106,13 +105,13 @@ def require_lock(path):
 
 @contextlib.contextmanager
 def lock(folder):
-    """Create the folder, and keep other processes from it."""
+    """Create a trial's folder and lock it against other processes."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise End(RUNNING_ELSEWHERE, f"{folder}: another process runs this trial") from None
+            raise End(RUNNING_ELSEWHERE, f"{folder} is in use by another process") from None
         LOCKS[folder] = file
         try:
             yield
@@ -121,7 +120,7 @@ def lock(folder):
 
 
 def clear(folder):
-    """Results first: a delete cut short never looks like a finished trial."""
+    """Delete a trial's files, results first: an interrupted deletion must not look finished."""
     results, checkpoints = ("result.json", "stability.json"), ("previous.pt", "last.pt")
     others = "curve.csv", "config.json", "progress.json"
     for name in results + checkpoints + others:
@@ -130,28 +129,28 @@ def clear(folder):
 
 
 def fingerprints(config):
-    """The hashes of a language model's text, which a report does not know."""
+    """Return the hashes of a language model's text, which report.py does not compute."""
     return {name: x for name, x in config.items() if name.endswith("_sha256")}
 
 
-def require_flags(theirs, ours):
-    """Refuse a file that was edited, or copied from another trial."""
-    ours = fingerprints(theirs) | ours
-    names = sorted(theirs.keys() | ours.keys())
-    differ = [name for name in names if theirs.get(name) != ours.get(name)]
+def require_flags(stored, ours):
+    """Raise UsageError if a file's flags differ from ours: it belongs to another trial."""
+    ours = fingerprints(stored) | ours
+    names = sorted(stored.keys() | ours.keys())
+    differ = [name for name in names if stored.get(name) != ours.get(name)]
     if differ:
-        what = ", ".join(f"{k} {theirs.get(k)} there, {ours.get(k)} here" for k in differ)
-        raise UsageError(f"was made with other flags or another text: {what}")
+        diff = ", ".join(f"{k} {stored.get(k)} there, {ours.get(k)} here" for k in differ)
+        raise UsageError(f"was made with different flags or text: {diff}")
 
 
 def require_trial(content, task):
-    """Refuse a file of another trial."""
-    theirs = content["config"] | {"task": content["task"]}
-    require_flags(theirs, task.config | {"task": task.name})
+    """Raise UsageError if a file belongs to another trial."""
+    stored = content["config"] | {"task": content["task"]}
+    require_flags(stored, task.config | {"task": task.name})
 
 
 def is_finished(task):
-    """Whether there is a result to keep."""
+    """Return whether the trial has a result that no flag discards."""
     if task.args.overwrite or task.args.evaluate:
         return False
     path = task.folder / task.file
@@ -163,7 +162,7 @@ def is_finished(task):
 
 
 def show(task):
-    """Print the metrics -> 0."""
+    """Print examples and metrics; return exit code 0."""
     print(f"{task.folder} is finished")
     path = task.folder / "result.json"
     result = read_json(path)
@@ -177,7 +176,7 @@ def show(task):
 
 
 def show_example(read, wanted, answered):
-    """The first ten integers of each; a wrong answer is marked by a star."""
+    """Print the first ten integers of each row; stars mark wrong predictions."""
     marked = [x if x == target else f"{x}*" for x, target in zip(answered, wanted)]
     for name, row in dict(read=read, wanted=wanted, answered=marked).items():
         print(f"{name:8}", *[f"{x:<6}" for x in row[:10]])

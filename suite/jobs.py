@@ -1,4 +1,4 @@
-"""Trials as parallel processes, none of which outlives the one that started it."""
+"""Run trials as parallel subprocesses that end when their parent does."""
 
 import contextlib
 import ctypes
@@ -25,36 +25,36 @@ class Trial(NamedTuple):
 
     task: Task
     row: dict  # its row of the figure's grid
-    words: list  # of its command, after the script
+    words: list  # command-line words after the script
 
     @property
     def folder(self):
         return self.task.folder
 
 
-def run(script, trials, at_once, gpus):
-    """Run the trials that are not finished, until a signal comes -> the exit code."""
+def run(script, trials, n_parallel, gpus):
+    """Run the unfinished trials until a signal arrives; return the exit code."""
     waiting = [trial for trial in trials if not is_finished(trial.task)]
-    free = list(itertools.islice(itertools.cycle(gpus), at_once))  # each job's GPU
+    free = list(itertools.islice(itertools.cycle(gpus), n_parallel))  # GPU of each slot
     count, codes, progress, line = len(waiting), [], {}, LiveLine()
     running = {}  # {process: (its Trial, its GPU)}
 
     def format_progress():
-        now = [trial for trial, _ in running.values()]
-        left = format_left(now + waiting, progress, at_once)
-        known = [progress[trial.folder] for trial in now if trial.folder in progress]
-        accuracies = [f"{found['accuracy']:.2f}" for found in known]
-        running_now = f"  accuracy of those running: {', '.join(accuracies)}" if known else ""
-        return f"{codes.count(0)} of {count} trials done{left}{running_now}"
+        active = [trial for trial, _ in running.values()]
+        eta = format_left(active + waiting, progress, n_parallel)
+        latest = [progress[trial.folder] for trial in active if trial.folder in progress]
+        accuracies = [f"{found['accuracy']:.2f}" for found in latest]
+        suffix = f"  running trials' accuracy: {', '.join(accuracies)}" if latest else ""
+        return f"{codes.count(0)} of {count} trials done{eta}{suffix}"
 
-    print(f"{count} trials to run, {at_once} in parallel")
+    print(f"{count} trials to run, {n_parallel} in parallel")
     try:
         while (running or waiting) and not stop.requested:
             while waiting and free:
                 trial, gpu = waiting.pop(0), free.pop(0)
                 try:
-                    running[start(script, trial, at_once, gpu)] = trial, gpu
-                except FileExistsError as error:  # no folder: the other trials go on
+                    running[start(script, trial, n_parallel, gpu)] = trial, gpu
+                except FileExistsError as error:  # a file in the way; others go on
                     print(error)
                     codes.append(FAILED)
                     free.append(gpu)
@@ -64,22 +64,22 @@ def run(script, trials, at_once, gpus):
                 codes.append(process.returncode)
                 if process.returncode:
                     line.clear()
-                    print(f"exit code {process.returncode}: {trial.folder / 'log.txt'}")
+                    print(f"exit code {process.returncode}, see {trial.folder / 'log.txt'}")
             line.update(format_progress)
             time.sleep(0.05)
-    finally:  # whatever happens to this process, no job outlives it
+    finally:  # end all jobs, whatever the exception
         line.clear()
         for process in running:
             process.terminate()
         codes += [process.wait() for process in running]
-    # The largest: stopped, else running elsewhere, else what went wrong
+    # Larger codes take precedence: stopped, then running elsewhere, then errors
     return max((code if code >= 0 else FAILED for code in codes), default=0)
 
 
-def start(script, trial, at_once, gpu):
-    """A trial's process, which writes to log.txt in the trial's folder."""
+def start(script, trial, n_parallel, gpu):
+    """Start a trial's process, which writes to log.txt in the trial's folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
-    environment = {"OMP_NUM_THREADS": str(max(1, machine.cores() // at_once))} | os.environ
+    environment = {"OMP_NUM_THREADS": str(max(1, machine.cores() // n_parallel))} | os.environ
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     with open(trial.folder / "log.txt", "a") as log:
@@ -89,14 +89,14 @@ def start(script, trial, at_once, gpu):
             stderr=subprocess.STDOUT,
             env=environment,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs Python
-            start_new_session=True,  # the terminal's signals are for this process alone
+            start_new_session=True,  # only the parent handles the terminal's signals
         )
 
 
-def format_left(trials, progress, at_once):
-    """The time that these trials take; `progress` keeps what their progress.json said.
+def format_left(trials, progress, n_parallel):
+    """Return the estimated time left; update `progress` from each progress.json.
 
-    Trials without progress are taken to last as long as the mean of the others.
+    Trials without progress are assumed to take the mean duration of the others.
     """
     for trial in trials:
         path = trial.folder / "progress.json"
@@ -106,20 +106,20 @@ def format_left(trials, progress, at_once):
     if not progress or not trials:
         return ""
     mean = statistics.mean(found["duration"] for found in progress.values())
-    new = dict(share=0, duration=mean)
-    found = [progress.get(trial.folder, new) for trial in trials]
-    left = sum((1 - x["share"]) * x["duration"] for x in found)
-    return f", {format_eta(left / min(at_once, len(trials)))}"
+    unknown = dict(share=0, duration=mean)
+    reports = [progress.get(trial.folder, unknown) for trial in trials]
+    left = sum((1 - x["share"]) * x["duration"] for x in reports)
+    return f", {format_eta(left / min(n_parallel, len(trials)))}"
 
 
 def is_finished(task):
-    """None where other flags or a damaged file are in the way: the trial's process says so."""
+    """Return whether a trial is finished; None on errors, which its own process reports."""
     with contextlib.suppress(End, UsageError, OSError):
         return files.is_finished(task)
 
 
 def end_with_parent():
-    """In a job, on Linux: save and end when the parent dies, even by kill -9."""
+    """Make a job save and exit when its parent dies, even by SIGKILL (Linux only)."""
     if sys.platform == "linux":
-        set_death_signal = 1  # PR_SET_PDEATHSIG
-        libc.prctl(set_death_signal, signal.SIGTERM)
+        pr_set_pdeathsig = 1  # from Linux's prctl.h
+        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)

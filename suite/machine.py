@@ -1,4 +1,4 @@
-"""The machine: its device, how a trial computes on it, and what is recorded of both."""
+"""Choose the device and engine of a trial, and record its provenance."""
 
 import ctypes
 import functools
@@ -17,10 +17,10 @@ import common
 from common import UsageError
 from suite import fast, graphs
 
-# Large pages, where Linux leaves the choice to programs: a tenth of an iteration on a CPU
+# Opt in to transparent huge pages, which save 10% of a CPU iteration
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-if sys.platform == "linux":  # freed memory is kept, warm, and not given back: another tenth
-    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+if sys.platform == "linux":  # reuse freed memory: another 10%
+    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
     ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
 
@@ -34,14 +34,14 @@ def cores():
 def choose_device(args):
     cuda = args.device != "cpu" and torch.cuda.is_available()
     if args.device == "cuda" and not cuda:
-        raise UsageError("--device cuda: PyTorch finds no CUDA device here (use --device cpu)")
+        raise UsageError("--device cuda: PyTorch finds no CUDA device (use --device cpu)")
     if args.precision in ("tf32", "bf16") and not cuda:
-        raise UsageError(f"--precision {args.precision} is for CUDA: on a CPU it is fp32")
+        raise UsageError(f"--precision {args.precision} requires CUDA; CPUs use fp32")
     return torch.device("cuda" if cuda else "cpu")
 
 
 def gpus_of_jobs(args):
-    """CUDA_VISIBLE_DEVICES of as many jobs as fit: one per GPU, or None per CPU core."""
+    """Return CUDA_VISIBLE_DEVICES for each parallel job: one per GPU, or None per CPU core."""
     if choose_device(args).type == "cpu":
         return [None] * cores()
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -50,17 +50,17 @@ def gpus_of_jobs(args):
 
 
 class Engine(NamedTuple):
-    """How a trial computes."""
+    """Implementation and numerical settings of a trial."""
 
     name: str  # "fast" or "torch"
     compiled: bool = False
-    precision: str = "fp32"  # of matrix products
-    graph: bool = False  # the iteration is a CUDA graph
+    precision: str = "fp32"  # of matmuls
+    graph: bool = False  # capture training steps as CUDA graphs
     deterministic: bool = False
-    onednn: bool = False  # float32 products by oneDNN: faster than MKL on AMD's CPUs
+    onednn: bool = False  # float32 matmuls by oneDNN: faster than MKL on AMD CPUs
 
     def features(self, model, batch):
-        """(M, B, H): what the readout reads."""
+        """Return the readout's inputs, (M, B, H)."""
         if self.name == "fast":
             return fast.features(model, batch, self.compiled)
         return model.features(batch)
@@ -68,60 +68,60 @@ class Engine(NamedTuple):
 
 @functools.cache
 def onednn_is_exact():
-    """Whether oneDNN, which the setting "bf16" selects, leaves float32 as precise as it is.
+    """Return whether float32 matmuls keep full precision under "bf16", which selects oneDNN.
 
-    It rounds to bfloat16 on CPUs that multiply such numbers.
+    On CPUs with bfloat16 matmul instructions, oneDNN rounds to bfloat16.
     """
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # until `prepare` sets it
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # `prepare` resets it
     product, exact = (a @ b).double(), a.double() @ b.double()
     return bool((product - exact).norm() < 1e-6 * exact.norm())
 
 
 def choose_engine(args, device):
-    """From the flags and the device alone: the same after every resume."""
+    """Return the engine, which depends only on flags and device: a resumed trial keeps it."""
     cuda, name = device.type == "cuda", args.engine
-    known = name != "torch" and common.LAYERS[args.model] in fast.LAYERS
-    known = known and common.ENCODINGS[args.pe].fast
-    if name == "fast" and not known:
-        what = f"--model {args.model} with --pe {args.pe}"
-        raise UsageError(f"--engine fast does not know {what} (use torch)")
+    supported = name != "torch" and common.LAYERS[args.model] in fast.LAYERS
+    supported = supported and common.ENCODINGS[args.pe].fast
+    if name == "fast" and not supported:
+        model = f"--model {args.model} with --pe {args.pe}"
+        raise UsageError(f"--engine fast does not support {model} (use torch)")
     if name == "auto":
-        small_lstm = args.model == "lstm" and args.hidden <= 64  # for which torch.nn is good
-        name = "fast" if known and (cuda or not small_lstm) else "torch"
+        small_lstm = args.model == "lstm" and args.hidden <= 64  # torch.nn is fast for these
+        name = "fast" if supported and (cuda or not small_lstm) else "torch"
     compiled = cuda and name == "fast" and graphs.compiles()
     precision = args.precision or ("tf32" if cuda else "fp32")
-    large = args.hidden >= 128  # small products are sooner done by MKL
+    large = args.hidden >= 128  # MKL is faster for small matmuls
     onednn = not cuda and large and "AMD" in device_name(device) and onednn_is_exact()
     graph = cuda and not args.no_graph
     return Engine(name, compiled, precision, graph, args.deterministic, onednn)
 
 
 def prepare(engine, device, hidden=512):
-    """Set the switches of PyTorch that an engine needs; they hold for the whole process."""
-    products = "ieee" if engine.precision == "fp32" else "tf32"  # bf16: what autocast leaves
-    torch.backends.cuda.matmul.fp32_precision = products
-    torch.backends.cudnn.rnn.fp32_precision = products
+    """Set PyTorch's process-wide options for an engine."""
+    precision = "ieee" if engine.precision == "fp32" else "tf32"  # bf16: outside autocast
+    torch.backends.cuda.matmul.fp32_precision = precision
+    torch.backends.cudnn.rnn.fp32_precision = precision
     # "bf16" selects oneDNN, see onednn_is_exact
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if engine.onednn else "none"
     if engine.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first product on CUDA
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first CUDA matmul
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(engine.deterministic)
     if device.type == "cpu" and hidden < 256:
-        torch.set_num_threads(1)  # a second one is of little use
+        torch.set_num_threads(1)  # more threads hardly help
 
 
 def is_out_of_memory(error):
-    """By its words: not all are torch.OutOfMemoryError. While a graph is captured another error
-    follows, whose context it is."""
-    words = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
-    here = isinstance(error, MemoryError) or any(word in str(error) for word in words)
-    return here or (error is not None and is_out_of_memory(error.__context__))
+    """Return whether memory ran out, by the messages of an error and of those that led to it:
+    not all are torch.OutOfMemoryError, and graph capture raises another error on top."""
+    phrases = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
+    found = isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
+    return found or (error is not None and is_out_of_memory(error.__context__))
 
 
 def peak_memory(device):
-    """Bytes: allocated on the gpu, or of the process."""
+    """Return peak memory in bytes: allocated on the GPU, or resident in the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -129,7 +129,7 @@ def peak_memory(device):
 
 
 def git(*words):
-    """What git prints in this folder; None where there is no git."""
+    """Return the output of a git command in this folder; None if it fails."""
     command = ["git", "--no-optional-locks", *words]
     options = dict(cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, errors="replace")
     try:
@@ -139,17 +139,17 @@ def git(*words):
 
 
 def is_dirty():
-    """Whether a tracked file has changed, or a module that was imported is not tracked."""
+    """Return whether a tracked file has changed or an imported module is untracked."""
     changes = git("status", "--porcelain", "--untracked-files=no")
     if changes is None:
         return None
-    root, installed = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
-    own = []
+    root, sys_prefix = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
+    imported = []
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/").resolve()
-        if path.is_relative_to(root) and not path.is_relative_to(installed):
-            own.append(path)
-    return changes != "" or git("ls-files", "--error-unmatch", *own) is None
+        if path.is_relative_to(root) and not path.is_relative_to(sys_prefix):
+            imported.append(path)
+    return changes != "" or git("ls-files", "--error-unmatch", *imported) is None
 
 
 def device_name(device):
@@ -161,7 +161,7 @@ def device_name(device):
 
 
 def provenance(engine, device):
-    """What is recorded of a process that trains or evaluates."""
+    """Return the provenance of a process: command, commit, versions, hardware and engine."""
     return {
         "argv": sys.argv[1:],
         "commit": git("rev-parse", "HEAD"),

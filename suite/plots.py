@@ -1,7 +1,7 @@
 """Plots of a figure's trials, if matplotlib is installed.
 
-Points are {(metric, panel's title, encoding, x): [the value of each seed]}; x is a number or
-the label of a cell.
+Points are {(metric, panel title, encoding, x): [one value per seed]}; x is a number or a
+cell's label.
 """
 
 import importlib.util
@@ -16,8 +16,8 @@ from common import ENCODINGS
 from suite.figures import chance, name_cell, name_of
 from suite.statistics import estimate
 
-# Each encoding has the same colour and marker in all plots, and those of a script the last
-# ones. Colour-blind readers can tell the colours apart
+# Encodings have the same colour and marker in all plots; those that a script adds come last.
+# The palette is safe for colour-blind readers
 COLORS = """
     #000000 #0072B2 #E69F00 #009E73 #CC79A7 #D55E00 #999933 #882255 #AA4499 #332288 #56B4E9
     #117733 #661100 #44AA99 #DDCC77
@@ -33,22 +33,22 @@ NAMES = {  # in legends and on axes
     "pe": "encoding",
     "edit distance": "edit distance\n(of {}; lower is better)",
 }
-THIN = dict(color="#666666", linewidth=0.7)
-LOOKS = {
+THIN_LINE = dict(color="#666666", linewidth=0.7)
+RC_PARAMS = {
     "font.size": 8,
     "lines.markersize": 4,
     "axes.grid": True,
     "grid.alpha": 0.3,
-    "axes.formatter.min_exponent": 4,  # 0.1 rather than a power of ten
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "report",  # the same file whenever it is drawn
+    "axes.formatter.min_exponent": 4,  # 0.1 instead of a power of ten
+    "svg.fonttype": "none",  # keep text searchable
+    "svg.hashsalt": "report",  # reproducible output
 }
-CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # importing it is slow
+CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # avoids a slow import
 
 
 # -- Points
-def x_of(figure, result):
-    """A number, or the label of a cell: its flags except the encoding."""
+def x_value(figure, result):
+    """Return a trial's x: a number, or the label of its cell."""
     if figure.x == "pe":
         return ""
     if isinstance(figure.x, str):
@@ -58,13 +58,13 @@ def x_of(figure, result):
 
 
 def lines_of(figure, result):
-    """Yields (metric, title of a panel, encoding, {x: y})."""
+    """Yield (metric, panel title, encoding, {x: y})."""
     if figure.curves:
         for line in result.lines:
             yield figure.y, *line
         return
     title, encoding = name_of(result.config.get("model", "")), result.flags["pe"]
-    x = x_of(figure, result)
+    x = x_value(figure, result)
     for metric, y in result.values.items():
         yield metric, title, encoding, {x: y}
         if figure.x == "iterations" and "accuracy" in metric:
@@ -73,7 +73,7 @@ def lines_of(figure, result):
 
 # -- Drawing
 def plot(figure, results, path):
-    """Write an SVG: a row per metric and a column per model, or the panels of curves."""
+    """Write an SVG with a row per metric and a column per model, or with panels of curves."""
     import matplotlib.figure
 
     points, chances = defaultdict(list), defaultdict(dict)
@@ -88,81 +88,81 @@ def plot(figure, results, path):
     metrics, titles, encodings, _ = map(dict.fromkeys, zip(*points))
     names = dict.fromkeys([*ENCODINGS, *encodings])
     styles = dict(zip(names, itertools.cycle(zip(COLORS.split(), MARKERS))))
-    across = min(4, len(titles))
-    down = math.ceil(len(metrics) * len(titles) / across)
-    axes = {}  # the last of each metric, with which others share the y axis
-    with matplotlib.rc_context(LOOKS):
-        size = max(7, 2.8 * across), 2.4 * down + 1
-        page = matplotlib.figure.Figure(size, layout="constrained")
-        for place, (metric, title) in enumerate(itertools.product(metrics, titles), 1):
+    n_columns = min(4, len(titles))
+    n_rows = math.ceil(len(metrics) * len(titles) / n_columns)
+    axes = {}  # {metric: last panel}, whose y range the next one shares
+    with matplotlib.rc_context(RC_PARAMS):
+        size = max(7, 2.8 * n_columns), 2.4 * n_rows + 1
+        fig = matplotlib.figure.Figure(size, layout="constrained")
+        for position, (metric, title) in enumerate(itertools.product(metrics, titles), 1):
             panel = {key[2:]: ys for key, ys in points.items() if key[:2] == (metric, title)}
             if panel:
                 shared = dict(sharey=axes.get(metric), title=title)
-                axis = axes[metric] = page.add_subplot(down, across, place, **shared)
-                draw_panel(axis, figure, panel, styles, chances[metric, title])
-                label_y(axis, metric, results[0].config.get("length"))
-        page.suptitle(figure.title)
-        add_legend(page, {len(ys) for ys in points.values()})
+                ax = axes[metric] = fig.add_subplot(n_rows, n_columns, position, **shared)
+                draw_panel(ax, figure, panel, styles, chances[metric, title])
+                label_y(ax, metric, results[0].config.get("length"))
+        fig.suptitle(figure.title)
+        add_legend(fig, {len(ys) for ys in points.values()})
         path.parent.mkdir(parents=True, exist_ok=True)
-        page.savefig(path, metadata={"Date": None})
+        fig.savefig(path, metadata={"Date": None})
 
 
-def label_y(axis, metric, length):
-    axis.set_ylabel(NAMES.get(metric, metric).format(length))
+def label_y(ax, metric, length):
+    ax.set_ylabel(NAMES.get(metric, metric).format(length))
     if metric.startswith("error") or "perplexity" in metric:
-        axis.set_yscale("log")
+        ax.set_yscale("log")
     elif "accuracy" in metric:
-        axis.set_ylim(-0.04, 1.04)
-        axis.axhline(0.95, label="95% accuracy", linestyle="--", **THIN)
+        ax.set_ylim(-0.04, 1.04)
+        ax.axhline(0.95, label="95% accuracy", linestyle="--", **THIN_LINE)
 
 
-def draw_panel(axis, figure, panel, styles, guessing):
-    """Lines over numbers, or points side by side over cells and over a single x."""
+def draw_panel(ax, figure, panel, styles, chance_at):
+    """Draw lines over numeric x, or points side by side over categories or a single x."""
     encodings, xs = (list(dict.fromkeys(names)) for names in zip(*panel))
     if isinstance(figure.x, str):
-        axis.set_xlabel(NAMES.get(figure.x, figure.x))
+        ax.set_xlabel(NAMES.get(figure.x, figure.x))
         xs.sort()
-    cells = len(xs) == 1 or isinstance(xs[0], str)
-    places = range(len(xs)) if cells else xs
+    categorical = len(xs) == 1 or isinstance(xs[0], str)
+    positions = range(len(xs)) if categorical else xs
     if not figure.curves:
-        if not cells:
-            axis.set_xscale("log", base=2)
+        if not categorical:
+            ax.set_xscale("log", base=2)
         ticks = [f"{x / xs[0]:g}x" for x in xs] if figure.x == "iterations" else xs
-        axis.set_xticks(places, ticks)
-    width = 0.8 / len(encodings) if cells else 0
+        ax.set_xticks(positions, ticks)
+    width = 0.8 / len(encodings) if categorical else 0
     for number, encoding in enumerate(encodings, 1):
         shift = width * (number - 0.5 - len(encodings) / 2)
         samples = {}
-        for x, place in zip(xs, places):
+        for x, position in zip(xs, positions):
             if (encoding, x) in panel:
-                samples[place + shift] = panel[encoding, x]
-        draw_samples(axis, samples, width, *styles[encoding], NAMES.get(encoding, encoding))
-    if guessing:
-        options = dict(label="chance", fmt="none" if cells else ":", **THIN)
-        axis.errorbar(places, [guessing[x] for x in xs], xerr=cells / 2, **options)
+                samples[position + shift] = panel[encoding, x]
+        draw_samples(ax, samples, width, *styles[encoding], NAMES.get(encoding, encoding))
+    if chance_at:
+        options = dict(label="chance", fmt="none" if categorical else ":", **THIN_LINE)
+        ax.errorbar(positions, [chance_at[x] for x in xs], xerr=categorical / 2, **options)
 
 
-def draw_samples(axis, samples, width, color, marker, label):
-    """Means with 95% CI, joined by lines; or in cells of this width, with every value."""
-    every = len(samples) // 20 + 1  # with a marker and an interval
-    options = dict(color=color, label=label, markevery=every, errorevery=every)
+def draw_samples(ax, samples, width, color, marker, label):
+    """Draw means with 95% CIs: as a line if `width` is 0, else as points beside all values."""
+    stride = len(samples) // 20 + 1  # of markers and error bars
+    options = dict(color=color, label=label, markevery=stride, errorevery=stride)
     estimates = [estimate([ys]) for ys in samples.values()]
     margins = [found.margin if found else 0 for found in estimates]
     means = [np.mean(ys) for ys in samples.values()]
     style = marker if width else f"{marker}-"
-    axis.errorbar(samples.keys(), means, margins, fmt=style, **options)
+    ax.errorbar(samples.keys(), means, margins, fmt=style, **options)
     if width:
         for x, ys in samples.items():
-            axis.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
+            ax.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
 
 
-def add_legend(page, counts):
+def add_legend(fig, counts):
     handles = {}
-    for axis in page.axes:
-        found, labels = axis.get_legend_handles_labels()
+    for ax in fig.axes:
+        found, labels = ax.get_legend_handles_labels()
         handles |= dict(zip(labels, found))
     n = ", ".join(map(str, sorted(counts)))
-    page.legend(
+    fig.legend(
         handles.values(),
         handles,
         title=f"mean over seeds, 95% CI (Student's t), n = {n}",

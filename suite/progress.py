@@ -1,4 +1,4 @@
-"""Long work shows its progress."""
+"""Progress display."""
 
 import datetime
 import shutil
@@ -7,30 +7,30 @@ import time
 
 
 def format_eta(seconds):
-    """How long it will still take."""
+    """Return the time left as text."""
     return f"{datetime.timedelta(seconds=round(seconds))} left"
 
 
 class LiveLine:
-    """On a terminal one line, redrawn each second; elsewhere a line each minute."""
+    """A progress line: redrawn every second on a terminal, printed every minute elsewhere."""
 
     def __init__(self):
-        self.live, self.due = sys.stdout.isatty(), 0
+        self.is_terminal, self.next_update = sys.stdout.isatty(), 0
 
     def update(self, format_text):
-        """Show format_text() when it is due."""
-        if time.monotonic() >= self.due:
-            self.due = time.monotonic() + (1 if self.live else 60)
+        """Show format_text() if the interval has passed."""
+        if time.monotonic() >= self.next_update:
+            self.next_update = time.monotonic() + (1 if self.is_terminal else 60)
             self.show(format_text())
 
     def show(self, text):
-        if not self.live:
+        if not self.is_terminal:
             print(text)
             return
         width = shutil.get_terminal_size().columns - 1
         print(f"\r{text[:width]:{width}}\r", end="")
 
     def clear(self):
-        """Make room for what is printed next."""
-        if self.live:
+        """Clear the line before other output."""
+        if self.is_terminal:
             self.show("")

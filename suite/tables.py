@@ -24,7 +24,7 @@ from suite.figures import (
 )
 from suite.statistics import LEVEL, all_above, estimate, holm
 
-ORDER = ["none", "constant", "dup", "sin"]  # of columns; other encodings follow
+COLUMN_ORDER = ["none", "constant", "dup", "sin"]  # other encodings follow
 CAPTIONS = {
     "vocab": "K = {}",
     "length": "L = {}",
@@ -34,13 +34,13 @@ CAPTIONS = {
 }
 
 
-# -- Numbers as text
+# -- Formatting
 def format_p(p):
     return "<.001" if p < 0.001 else f"{p:.3f}".replace("0.", ".", 1)
 
 
 def format_difference(estimate):
-    """The difference with its 95% CI, and p."""
+    """Return the difference with its 95% CI, and its p-value, as text."""
     if estimate is None:
         return ["-", "-"]
     low, high = estimate.interval()
@@ -48,7 +48,7 @@ def format_difference(estimate):
 
 
 def format_mean(measured, measure):
-    """The mean of measurements with its 95% CI; how many are censored or missing."""
+    """Return the mean with its 95% CI, and how many values are censored or missing, as text."""
     values = [x.value for x in measured if x.value is not None]
     if not values:
         return "-"
@@ -58,13 +58,13 @@ def format_mean(measured, measure):
         sign = ">" if isinstance(censored[0], CensoredAbove) else "<"
         return f"{sign}{show(values[0]):g}{measure.unit} ({n} of {n} censored)"
     mean = show(np.mean(values))
-    digits = 3 - sum(mean >= size for size in (10, 100, 1000))  # after the point: four in all
-    text = f"{mean:,.{digits}f}"
-    if known := estimate([values]):
-        low, high = map(show, known.interval())
-        interval = f"±{known.margin:,.{digits}f}"
+    decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four significant digits
+    text = f"{mean:,.{decimals}f}"
+    if found := estimate([values]):
+        low, high = map(show, found.interval())
+        interval = f"±{found.margin:,.{decimals}f}"
         if show is not float:
-            interval = f"[{low:,.{digits}f}, {high:,.{digits}f}]"
+            interval = f"[{low:,.{decimals}f}, {high:,.{decimals}f}]"
         text += f" {interval}"
     if censored:
         text += f" ({len(censored)} of {n} censored)"
@@ -78,7 +78,7 @@ def format_flag(flag, value):
 
 
 def align(rows):
-    """Lines of columns. A row of one word is a heading."""
+    """Yield lines with aligned columns; a row with a single entry is a heading."""
     widths = [max(map(len, column)) for column in zip(*(row for row in rows if len(row) > 1))]
     for row in rows:
         yield "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip()
@@ -86,7 +86,7 @@ def align(rows):
 
 # -- Contrasts
 def default_contrasts(trials):
-    """PE - no PE, and PE - control."""
+    """Return the contrasts PE - no PE and PE - control."""
     encodings = {x.flags.get("pe") for x in trials}
     if not encodings.issuperset(BOTH):
         return []
@@ -98,12 +98,12 @@ def default_contrasts(trials):
 
 
 def evaluate(contrast, measured):
-    """The Estimate of a contrast among measurements; None where seeds are too few."""
+    """Return the Estimate of a contrast; None if there are too few seeds."""
     signs, cells = zip(*contrast.terms())
     samples = []
     for cell in cells:
-        of_cell = select(measured, cell)
-        samples.append({x.flags["seed"]: x.value for x in of_cell if x.value is not None})
+        in_cell = select(measured, cell)
+        samples.append({x.flags["seed"]: x.value for x in in_cell if x.value is not None})
     if not contrast.paired:
         return estimate([[*sample.values()] for sample in samples], signs)
     seeds = set.intersection(*map(set, samples))
@@ -112,7 +112,7 @@ def evaluate(contrast, measured):
 
 # -- The tables of a figure
 def split_flags(figure, results):
-    """-> those that tell cells apart, and those that have one value for each model."""
+    """Return the flags that distinguish cells, and those with one value per model."""
     rows = [result.flags for result in results]
     models = {row.get("model") for row in rows}
     keys, settings = [], []
@@ -126,21 +126,21 @@ def split_flags(figure, results):
 
 
 def cells_of(measured, keys, without=()):
-    """The flags of each row, except those that a summary or a contrast is over."""
+    """Return the flags of each row, without those that a summary or contrast ranges over."""
     keys = [key for key in keys if key not in without]
     cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in measured)
     return [dict(zip(keys, values)) for values in cells]
 
 
 def describe(figure, results, measures):
-    """What has no column; how many seeds; the accuracy of guessing; how many trials."""
+    """Yield caption parts: settings without a column, seeds, chance accuracy, trials."""
     finished = finished_of(results)
-    common = {}  # {flag: caption} of those with the same value in all trials
+    common = {}  # {flag: caption} of flags with one value in all trials
     for flag, caption in CAPTIONS.items():
         values = {result.config.get(flag) for result in finished}
         if len(values) == 1 and None not in values:
             common[flag] = caption.format(*values)
-    models = defaultdict(dict)  # those with the same settings
+    models = defaultdict(dict)  # {settings: models that share them}
     keys, settings = split_flags(figure, results)
     for result in results:
         words = as_words({x: result.flags.get(x) for x in settings if x not in common})
@@ -162,15 +162,15 @@ def describe(figure, results, measures):
 
 
 def format_range(words):
-    """The first and the last, if they differ."""
+    """Return "FIRST to LAST", or one word if both are equal."""
     return " to ".join(dict.fromkeys([words[0], words[-1]]))
 
 
 def table(figure, results, measures):
-    """A header, and for each metric or summary a row per cell, below its name."""
+    """Return the lines of a table: a header, then each metric's name and a row per cell."""
     keys, _ = split_flags(figure, results)
     encodings = list(dict.fromkeys(result.flags["pe"] for result in results))
-    encodings.sort(key=(ORDER + encodings).index)
+    encodings.sort(key=(COLUMN_ORDER + encodings).index)
     cells = [select(results, cell) for cell in cells_of(results, keys)]
     labels = dict.fromkeys(x.label for cell in cells for x in default_contrasts(cell))
     if len(labels) > 2:
@@ -191,21 +191,21 @@ def table(figure, results, measures):
 
 
 def table_rows(keys, encodings, measured, measure):
-    """Yields the words of each row."""
+    """Yield each row as a list of strings."""
     arms = [dict(pe=pe) for pe in encodings]
     if "pe" in measure.over:
         arms = [{}]
     for cell in cells_of(measured, keys, measure.over):
-        of_cell = select(measured, cell)
+        in_cell = select(measured, cell)
         words = [format_flag(key, cell.get(key, "")) for key in keys]
-        words += [format_mean(select(of_cell, arm), measure) for arm in arms]
-        for contrast in default_contrasts(of_cell):
-            words += format_difference(evaluate(contrast, of_cell))
+        words += [format_mean(select(in_cell, arm), measure) for arm in arms]
+        for contrast in default_contrasts(in_cell):
+            words += format_difference(evaluate(contrast, in_cell))
         yield words
 
 
 def contrast_table(figure, results, measures):
-    """A row for each of the figure's own contrasts, in every cell that it leaves open."""
+    """Return the lines of a table of the figure's contrasts, one row per matching cell."""
     keys, _ = split_flags(figure, results)
     rows = []
     for contrast in figure.contrasts:
@@ -226,24 +226,24 @@ CLAIMS_HEADER = """\
 
 
 def claims_table(claims):
-    """Markdown lines of [(Claim, link to its figure, [Result])], Holm-corrected by family."""
+    """Yield Markdown for [(Claim, link to its figure, [Result])], Holm-corrected by family."""
     families = defaultdict(list)
     for claim, link, results in claims:
-        families[claim.family].append(judge(claim, link, results))
-    for family, judged in families.items():
-        yield f"**{family}** ({len(judged)} claims)\n"
+        families[claim.family].append(test_claim(claim, link, results))
+    for family, tested in families.items():
+        yield f"**{family}** ({len(tested)} claims)\n"
         yield CLAIMS_HEADER
-        rows, p_values = zip(*judged)
+        rows, p_values = zip(*tested)
         outcomes = [["-", "trials missing"]] * len(rows)
         if None not in p_values:
             outcomes = map(outcome, *map(holm, zip(*p_values)))
-        for row, of_claim in zip(rows, outcomes):
-            yield f"| {' | '.join([*row, *of_claim])} |"
+        for row, verdict in zip(rows, outcomes):
+            yield f"| {' | '.join([*row, *verdict])} |"
         yield ""
 
 
-def judge(claim, link, results):
-    """-> what is claimed, means and differences; p-values, or None if trials are missing."""
+def test_claim(claim, link, results):
+    """Return a claim's table row and its p-values, which are None if trials are missing."""
     measure = as_measure(claim.measure)
     measured = select(measurements(results, measure), claim.cell)
     contrasts, means = [claim.contrast], ["-"] * 3
@@ -262,10 +262,10 @@ def judge(claim, link, results):
 
 
 def outcome(p_above, p_below):
-    """The corrected two-sided p, and what it means."""
-    word = "inconclusive"
+    """Return the corrected two-sided p-value, as text, and the verdict."""
+    verdict = "inconclusive"
     if p_below <= LEVEL:
-        word = "contradicted"
+        verdict = "contradicted"
     elif p_above <= LEVEL:
-        word = "supported"
-    return [format_p(min(1.0, 2 * min(p_above, p_below))), word]
+        verdict = "supported"
+    return [format_p(min(1.0, 2 * min(p_above, p_below))), verdict]

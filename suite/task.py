@@ -1,4 +1,4 @@
-"""What a script provides: a subclass of `Task`. README.md has an example."""
+"""Base class of the tasks; README.md has an example of a subclass."""
 
 import functools
 import sys
@@ -11,7 +11,7 @@ import torch
 import common
 from suite import files
 
-MOST = 100_000_000  # larger ones might overflow
+MAX_VALUE = 100_000_000  # larger values might overflow
 SMOKE = dict(
     iterations=20,
     batch=8,
@@ -24,46 +24,46 @@ SMOKE = dict(
 
 
 class Flag(NamedTuple):
-    """A flag of the command line: `min_length` is --min-length there."""
+    """A command-line flag; the name `min_length` becomes --min-length."""
 
     name: str
-    default: object  # None may depend on other flags, see Task.defaults
+    default: object  # None: unset, or computed in Task.defaults
     help: str
-    type: Callable | None = None  # None: the default's
-    least: float = 0  # of int and float
-    below: float = MOST
+    type: Callable | None = None  # None: the type of the default
+    least: float = 0  # smallest number allowed
+    below: float = MAX_VALUE  # upper bound, exclusive
     choices: Iterable | None = None
-    affects_result: bool = True  # it changes the result, so it is a part of the folder's name
+    affects_result: bool = True  # is recorded and part of the folder name
 
 
 class Task:
-    """A subclass has a name and scales, and says what it draws and asks."""
+    """A sequence task; a subclass defines its name, scales, data and targets."""
 
-    name = ""  # the folder of its trials
-    scales = {}  # scale -> its defaults, where they differ from the paper's
+    name = ""  # folder name of its trials
+    scales = {}  # scale -> {flag: default}, where it differs from the paper's
     figures: dict  # name -> figures.Figure
-    flags = ()  # its own Flags
-    without = ()  # names of shared flags that mean nothing here
-    folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> word before its value
-    # True: the CUDA graph of a step draws its batch, so training_batch(i) takes a tensor i
-    # and never makes the host wait. False: batches are an input, with a graph for each size
+    flags = ()  # task-specific Flags
+    without = ()  # names of shared flags that do not apply
+    folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> prefix of its value
+    # True: the CUDA graph also draws the batch; training_batch(i) takes a tensor i and does
+    # not synchronise. False: the batch is the graph's input; each batch shape has a graph
     one_graph = True
-    file = "result.json"  # what a finished trial has
-    run = None  # a task that does not just train has run(self) -> exit code
+    file = "result.json"  # marks a finished trial
+    run = None  # optional: run(self) -> exit code, instead of training
 
     def __init_subclass__(cls):
         cls.scales = {"paper": {}} | cls.scales
-        if "name" in vars(cls):  # another script, with figures of its own
+        if "name" in vars(cls):  # a new task has figures of its own
             cls.figures = {}
 
     @classmethod
     def script(cls):
-        """The file's name, such as reverse.py; several scripts may share a `name`."""
+        """Return the script's file name, such as reverse.py; scripts may share a `name`."""
         return Path(sys.modules[cls.__module__].__file__).name
 
     @classmethod
     def defaults(cls, args):
-        """{flag: value} of those whose default depends on other flags."""
+        """Return {flag: default} for defaults that depend on other flags or the task."""
         return dict(
             held_out=1024,
             warmup=min(1000, args.iterations // 10),
@@ -72,30 +72,30 @@ class Task:
         )
 
     def __init__(self, args, config, folder):
-        """`config` holds the flags that change the result."""
+        """Store all flags, `args`, and those that affect the result, `config`."""
         self.args, self.config, self.folder = args, config, folder
         self.batch, self.seed = args.batch, args.seed
         self.vocab, self.length = args.vocab, args.length
 
     def check(self):
-        """Raise common.UsageError where flags do not fit together."""
+        """Raise common.UsageError if flags are incompatible."""
         a = self.args
         if a.warmup > a.iterations:
-            raise common.UsageError(f"--warmup {a.warmup} is above --iterations {a.iterations}")
-        # Made once, which refuses what does not fit
+            raise common.UsageError(f"--warmup {a.warmup} exceeds --iterations {a.iterations}")
+        # The constructor checks its arguments
         common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
 
     def setup(self):
-        """Find what a trial needs beside its flags, such as a text. Comes before all else."""
+        """Load inputs other than flags, such as a text; called first."""
 
     # -- the model
 
     def positions(self):
-        """Time steps of a sequence."""
+        """Return the number of time steps in a sequence."""
         return 2 * self.length
 
     def encoding_options(self):
-        """What the encoding is made with; the output begins after --length steps."""
+        """Return the encoding's keyword arguments; the output starts after --length steps."""
         a = self.args
         unencoded = {
             "both": None,
@@ -110,7 +110,7 @@ class Task:
         )
 
     def layer(self):
-        """layer(inputs, hidden) makes the model's layer."""
+        """Return a constructor, layer(input_size, hidden)."""
         return common.LAYERS[self.args.model]
 
     def model(self):
@@ -126,7 +126,7 @@ class Task:
         )
 
     def trained_model(self, device="cpu"):
-        """That of a finished trial. The held-out set is built, too."""
+        """Return the model of a finished trial; also builds the held-out set."""
         self.build(device)
         model = self.model().to(device)
         model.load_state_dict(files.load(self.folder / "last.pt", device)["model"])
@@ -141,39 +141,39 @@ class Task:
     # -- the data
 
     def draw(self, k, shape):
-        """(*shape, W) integers of the training distribution, from the key k alone."""
+        """Draw training rows, (*shape, W) integers, as a function of the key k alone."""
         raise NotImplementedError
 
     def make_batch(self, rows):
-        """(B, W) integers -> the common.Batch of what is read and what is answered."""
+        """Return the common.Batch of inputs and targets for rows, (B, W) integers."""
         raise NotImplementedError
 
     def probability(self, rows):
-        """The chance that a training draw is one of the rows: here all are equally likely."""
+        """Return the probability of drawing one of the rows; default: uniform draws."""
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
     def test_rows(self, device):
-        """(N, W) integers that are held out, from the seed alone."""
+        """Return the held-out rows, (N, W) integers, as a function of the seed alone."""
         count, stream = self.args.held_out, (self.seed, common.HELD_OUT)
         return common.distinct_rows(self.draw, count, *stream, device=device)
 
     def with_commands(self, rows):
-        """(B, L) integers -> (B, 2L): the same, then L commands."""
+        """Append L commands to each row: (B, L) -> (B, 2L)."""
         return torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)
 
     def build(self, device):
-        """The held-out set, and a training row that is not in it."""
+        """Build the held-out set and a fallback training row outside it."""
         rows = self.test_rows(device)
         self.held_out = common.HeldOut(rows, self.probability(rows))
-        # A tensor, or code would be compiled for every seed anew
+        # A tensor: an integer would cause recompilation for every seed
         self.seed_on_device = torch.tensor(self.seed, device=device)
-        # Of iteration 0, which does not train: the first is 1
+        # Drawn for iteration 0; training starts at 1
         first = common.key(self.seed, common.TRAINING, 0, device=device)
         candidates = self.draw(first, (1024,))
         self.fallback_row = candidates[~self.held_out.contains(candidates)][0]
 
     def training_batch(self, i):
-        """The batch of iteration i, an integer or a tensor: of (seed, i) alone."""
+        """Return the batch of iteration i (integer or tensor), a function of seed and i."""
         k = common.key(self.seed_on_device, common.TRAINING, i, device=self.fallback_row.device)
         candidates = self.draw(k, (self.held_out.max_redraws, self.batch))  # (R, B, W)
         return self.make_batch(self.held_out.first_allowed(candidates, self.fallback_row))
@@ -182,23 +182,23 @@ class Task:
         return self.make_batch(self.held_out.rows)
 
     def predict(self, model, engine, batch):
-        """Answers and cross-entropies, (N, M) each."""
+        """Return predictions and cross-entropies, (N, M) each."""
         features = functools.partial(self.features, model, engine=engine)
         return common.predict(features, model.readout, batch, self.batch)
 
     def evaluate(self, model, engine):
-        """{name: number} of the held-out test."""
+        """Return {metric: value} on the held-out set."""
         batch = self.test_batch()
         predictions, losses = self.predict(model, engine, batch)
         metrics = common.sequence_metrics(batch, predictions, losses)
         return self.summarise(metrics, (predictions == batch.targets).cpu().numpy())
 
     def examples(self, model, engine):
-        """What was read, wanted and answered in the last two held-out sequences."""
-        batch = self.test_batch().rows(slice(-2, None))  # of many lengths, the longest
-        answers, _ = self.predict(model, engine, batch)
+        """Return inputs, targets and predictions for the last two held-out sequences."""
+        batch = self.test_batch().rows(slice(-2, None))  # the longest, if lengths vary
+        predictions, _ = self.predict(model, engine, batch)
         read = batch.inputs[:, : batch.inputs.shape[1] - batch.commands]
-        rows = zip(read.tolist(), batch.targets.tolist(), answers.tolist())
+        rows = zip(read.tolist(), batch.targets.tolist(), predictions.tolist())
         return [dict(zip(("read", "wanted", "answered"), row)) for row in rows]
 
     def summarise(self, metrics, correct):

@@ -1,8 +1,8 @@
-"""One trial: the training loop, and the state that it changes.
+"""Training loop, checkpoints and evaluation of one trial.
 
-Data depend on (seed, iteration) alone, so a checkpoint and the flags decide all that follows:
-an interrupted trial ends as an uninterrupted one, bitwise identical on a CPU. README.md shows
-how to load a trained model.
+Each batch is a function of (seed, iteration), so resuming from a checkpoint gives the same
+result as an uninterrupted run, bitwise identical on CPUs. README.md shows how to load a
+trained model.
 """
 
 import datetime
@@ -19,15 +19,15 @@ from suite.progress import LiveLine, format_eta
 
 
 def train(task):
-    """Train a trial from its last checkpoint on, and evaluate it -> the exit code."""
+    """Train a trial, starting from its last checkpoint; evaluate it; return the exit code."""
     if files.is_finished(task):
         return files.show(task)
     if task.args.evaluate and not (task.folder / "result.json").exists():
-        raise UsageError(f"--evaluate is for finished trials: {task.folder} is none")
+        raise UsageError(f"--evaluate requires a finished trial: {task.folder}")
     device = machine.choose_device(task.args)
     engine = machine.choose_engine(task.args, device)
     machine.prepare(engine, device, task.args.hidden)
-    if device.type == "cuda":  # a CUDA graph is not captured on the default stream
+    if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
     task.build(device)
     training = Training(task, device, engine)
@@ -41,15 +41,15 @@ def train(task):
 
 
 class Training:
-    """A model, its optimizer, and the files of a trial."""
+    """Training state of a trial: model, optimizer, running sums and files."""
 
     def __init__(self, task, device, engine):
-        """The state before the first iteration; weights are drawn on the CPU."""
+        """Initialise the state; weights are drawn on the CPU."""
         self.task, self.args, self.folder = task, task.args, task.folder
         self.device, self.engine = device, engine
         torch.manual_seed(task.seed)
         self.model = task.model().to(device)
-        self.rate = torch.zeros((), device=device)  # a tensor: a CUDA graph reads it anew
+        self.rate = torch.zeros((), device=device)  # a tensor, which CUDA graphs can read
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
             lr=self.rate,
@@ -62,7 +62,7 @@ class Training:
         self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of curve.csv
         self.iteration, self.seconds, self.rows = 0, 0.0, []
         self.generators = [torch, torch.cuda][: 2 if device.type == "cuda" else 1]
-        self.earlier = []  # the records of the processes that trained a part of it
+        self.earlier = []  # records of earlier processes of this trial
         self.record = {
             "task": task.name,
             "config": task.config,
@@ -71,7 +71,7 @@ class Training:
         }
 
     def loop(self):
-        """From the iteration after the checkpoint to the last one, or to a signal."""
+        """Train until the last iteration or a signal, and save."""
         args, line = self.args, LiveLine()
         started = time.perf_counter() - self.seconds
         try:
@@ -86,16 +86,16 @@ class Training:
                     self.log()
                 if args.snapshot_every and (last or i % args.snapshot_every == 0):
                     self.save_snapshot()
-                ending = last or stop.requested
-                if ending or i % args.save_every == 0:
+                stopping = last or stop.requested
+                if stopping or i % args.save_every == 0:
                     self.save()
-                if ending:
+                if stopping:
                     break
         finally:
             line.clear()
-        print(f"saved at iteration {self.iteration}")
+        print(f"checkpoint saved at iteration {self.iteration}")
 
-    # -- a step
+    # -- training step
 
     def features(self, model, batch):
         with torch.autocast(
@@ -104,7 +104,7 @@ class Training:
             return self.task.features(model, batch, self.engine)
 
     def train_step(self, batch):
-        """One training step, which may become a CUDA graph: the host never waits in it."""
+        """Take a training step without host-device synchronisation, as CUDA graphs require."""
         score = graphs.pointwise(common.score, self.engine.compiled)
         loss, accuracy = common.train_step(
             self.model, self.features, batch, self.optimizer, self.args.clip, score
@@ -113,10 +113,10 @@ class Training:
         self.sums["accuracy"] += accuracy
 
     def build_step(self):
-        """Set step(i), which runs iteration i: directly or as CUDA graphs."""
+        """Set self.step(i), which runs iteration i directly or by CUDA graphs."""
         draw, step = self.task.training_batch, self.train_step
         if self.engine.graph and self.task.one_graph:
-            if self.engine.compiled:  # a hundred small kernels become a handful
+            if self.engine.compiled:  # fuse a hundred small kernels
                 draw = torch.compile(draw, dynamic=False)
             replay = graphs.replayed(lambda inputs: step(draw(*inputs)), self.tensors)
             self.step = lambda i: replay([torch.full((), i, device=self.device)])
@@ -126,26 +126,26 @@ class Training:
         self.step = lambda i: step(draw(i))
 
     def tensors(self):
-        """What a training step changes."""
-        moments = [x for each in self.optimizer.state.values() for x in each.values()]
+        """Return the tensors that a training step changes."""
+        moments = [x for state in self.optimizer.state.values() for x in state.values()]
         model = [*self.model.parameters(), *self.model.buffers()]
         return [*model, *moments, *self.sums.values()]
 
-    # -- from the first to the last file
+    # -- setup, checkpoints and results
 
     def setup(self):
-        """Continue from a checkpoint, if there is one, and say so."""
+        """Prepare the folder, load the last checkpoint, if any, and build the step."""
         if self.args.overwrite:
             files.clear(self.folder)
         if self.args.snapshot_every:
             (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
-        print(f"{self.folder}, from iteration {self.iteration} on")
+        print(f"{self.folder}: starting from iteration {self.iteration}")
         self.build_step()
 
     def load_checkpoint(self):
-        """last.pt; if it is damaged, previous.pt; else none. All lead to the same result."""
+        """Load last.pt or, if it is damaged, previous.pt; the final result is the same."""
         for path in (self.folder / "last.pt", self.folder / "previous.pt"):
             try:
                 if path.exists():
@@ -154,20 +154,20 @@ class Training:
                         self.set_state(saved)
                     return
             except files.Damaged as damaged:
-                print(f"{damaged.args[1]}, so it is passed over", file=sys.stderr)
+                print(f"{damaged.args[1]} and ignored", file=sys.stderr)
                 if not self.args.evaluate:
-                    path.unlink()  # or the next save would make it previous.pt
+                    path.unlink()  # else the next save would keep it as previous.pt
 
     def set_state(self, saved):
-        """Continue from the content of a checkpoint."""
+        """Restore the state from a checkpoint's content."""
         files.require_trial(saved["processes"][-1], self.task)
         if saved["iteration"] not in range(self.args.iterations + 1):
-            raise ValueError(f"iteration {saved['iteration']}")
+            raise ValueError(f"iteration {saved['iteration']} is out of range")
         self.model.load_state_dict(saved["model"])
-        # Our options stay: theirs hold another rate tensor, perhaps on another device
-        options = self.optimizer.param_groups
+        # Keep our param groups: the saved ones hold another learning-rate tensor
+        param_groups = self.optimizer.param_groups
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.optimizer.param_groups = options
+        self.optimizer.param_groups = param_groups
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
@@ -176,7 +176,7 @@ class Training:
             generator.set_rng_state(state.cpu())
 
     def save(self):
-        """Write last.pt; the one before becomes previous.pt."""
+        """Write curve.csv and last.pt; the old last.pt becomes previous.pt."""
         self.require_finite()
         content = {
             "iteration": self.iteration,
@@ -201,11 +201,11 @@ class Training:
     def require_finite(self):
         numbers = [*self.sums.values(), *self.model.parameters()]
         if not torch.stack([x.isfinite().all() for x in numbers]).all():
-            why = "the last checkpoint is kept"
-            raise End(NOT_FINITE, f"not finite at iteration {self.iteration}; {why}")
+            kept = "the last checkpoint is kept"
+            raise End(NOT_FINITE, f"training diverged by iteration {self.iteration}; {kept}")
 
     def log(self):
-        """Add a row to curve.csv, the means since the last one; report progress to --all."""
+        """Add means since the last row to the curve; write progress.json, which --all reads."""
         self.require_finite()
         loss, accuracy = self.means()
         for x in self.sums.values():
@@ -217,12 +217,12 @@ class Training:
         files.write_json(self.folder / "progress.json", progress, durable=False)
 
     def means(self):
-        """Of loss and accuracy since the last row of curve.csv."""
+        """Return mean loss and accuracy since the last row of curve.csv."""
         start = self.rows[-1][0] if self.rows else 0
         return [x.item() / (self.iteration - start) for x in self.sums.values()]
 
     def format_progress(self):
-        """A line on how far this is, which a narrow terminal cuts; waits for the device."""
+        """Return a progress line; synchronises host and device."""
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
         left = format_eta((iterations / i - 1) * self.seconds)
@@ -231,12 +231,12 @@ class Training:
         return f"{i / iterations:.0%}  {left}  {means}  {speed}"
 
     def finish(self):
-        """Evaluate and write result.json; delete what only an unfinished trial needs."""
-        if self.iteration < self.args.iterations:  # --evaluate, and last.pt was damaged
+        """Evaluate, write result.json, and delete files that only unfinished trials need."""
+        if self.iteration < self.args.iterations:  # --evaluate with a damaged last.pt
             raise End(FAILED, f"{self.folder} has no checkpoint of its last iteration")
         self.model.eval()
         record, earlier = self.record, self.earlier
-        if self.args.evaluate:  # the provenance stays that of the training
+        if self.args.evaluate:  # keep the provenance of training
             *earlier, trained = self.earlier
             record = trained | {"evaluated": self.record}
         result = record | {
