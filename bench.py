@@ -187,8 +187,10 @@ def format_row(name, found):
 def main():
     raw = RawDescriptionHelpFormatter
     parser = cli.Parser("bench.py", description=__doc__, formatter_class=raw)
-    parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+", default=CONFIGURATIONS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write timings to")
+    names = f"configurations to time (default: {', '.join(CONFIGURATIONS)})"
+    options = dict(choices=CONFIGURATIONS, nargs="+", metavar="NAME", help=names)
+    parser.add_argument("--only", default=CONFIGURATIONS, **options)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save timings")
     args, words = parser.parse_known_args()
     typed = cli.parse(Reverse, words)
     device = machine.choose_device(cli.make_task(Reverse, typed).args)

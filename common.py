@@ -482,7 +482,7 @@ def distinct_rows(draw, count, *counters, device="cpu"):
         rows = rows[torch.from_numpy(np.sort(first)).to(device)]
         if len(rows) >= count:
             return rows[:count]
-    found = f"only {len(rows)} sequences exist, --held-out is {count}"
+    found = f"only {len(rows)} sequences exist for --held-out {count}"
     raise UsageError(f"{found}: raise --vocab or --length, or lower --held-out")
 
 

@@ -240,7 +240,7 @@ def find_task_class(script):
 def main():
     parser = cli.Parser(
         "report.py",
-        usage="report.py [SCRIPT [FIGURE]] [flags]",
+        usage="report.py [SCRIPT [FIGURE] | FOLDER] [flags]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

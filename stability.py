@@ -3,7 +3,7 @@
     python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # one trial
     python stability.py --all fig5 --train                           # train where needed
 
-    A   7 3 1 4 _ _ _ _    Two sequences share the target (7); their disturbants are all
+    A   7 3 1 4 _ _ _ _    A and B share the target (7); the other tokens, disturbants, are all
     B   7 2 2 5 _ _ _ _    Frequent or all Rare. Stability is the similarity of their Jacobians
                       ^    d output (^) / d state after the target: 1 if parallel, 0 if
                            orthogonal.
@@ -196,9 +196,21 @@ class Stability(DualFrequency):
     flags = (
         Flag("model", "lstm", "the layer", choices=("gru", "lstm", "s4d")),
         Flag(
-            "pairs", 1024, "pairs, a quarter per condition", int, least=4, affects_result=False
+            "pairs",
+            1024,
+            "number of pairs, for 4 conditions",
+            int,
+            least=4,
+            affects_result=False,
         ),
-        Flag("target", None, "target step (1; s4d: 23/64)", int, least=1, affects_result=False),
+        Flag(
+            "target",
+            None,
+            "target step (default: 1; s4d: 23 L / 64)",
+            int,
+            least=1,
+            affects_result=False,
+        ),
         Flag("train", False, "train the trial first if needed", bool, affects_result=False),
     )
 

@@ -1402,7 +1402,7 @@ def test_a_table_of_known_data():
     assert lines_of(found) == [
         "token accuracy",
         "n = 2 to 4",
-        "chance 0.25 to 0.12",
+        "chance 0.25 to 0.125",
         "26 of 28 trials",
         "K|no PE|constant|dup|PE|PE - no PE|p|PE - constant|p",
         f"4|{row.format('-')}",

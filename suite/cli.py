@@ -61,11 +61,16 @@ FLAGS = [
     Flag("iterations", 300_000, "number of training iterations", least=1),
     Flag("batch", 512, "batch size", least=1, below=1_000_000),
     Flag("lr", 1e-3, "peak learning rate"),
-    Flag("warmup", None, "warm-up iterations (1000, or --iterations / 10 if smaller)", int),
+    Flag(
+        "warmup",
+        None,
+        "warm-up iterations (default: 1000, or --iterations / 10 if smaller)",
+        int,
+    ),
     Flag(
         "held_out",
         None,
-        "number of held-out test sequences (1024; dual_frequency.py: 64 L)",
+        "number of held-out test sequences (default: 1024; dual_frequency.py: 64 L)",
         int,
         least=1,
         below=1_000_000,
@@ -85,7 +90,7 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "norm of the encoding vectors (1; learned: square root of --embed)",
+        "norm of the encoding vectors (default: 1; learned: square root of --embed)",
         float,
     ),
     Flag(
@@ -107,7 +112,7 @@ EXECUTION_FLAGS = [
     Flag(
         "snapshot_every",
         None,
-        "iterations between weight snapshots (0: no snapshots; dual_frequency.py: 5000)",
+        "iterations between weight snapshots (default: 0, none; dual_frequency.py: 5000)",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv", least=1),
@@ -157,8 +162,10 @@ def parse(task_class, argv):
         argument_default=argparse.SUPPRESS,
     )
     experiment = parser.add_argument_group("experiment")
-    execution = parser.add_argument_group("execution (does not affect the result)")
-    experiment.add_argument("--scale", choices=task_class.scales, help="preset (paper)")
+    execution = parser.add_argument_group("execution (not in the trial's name)")
+    experiment.add_argument(
+        "--scale", choices=task_class.scales, help="preset (default: paper)"
+    )
     defaults = defaults_of(task_class)
     for name, flag in flags_of(task_class).items():
         if name not in task_class.without:
@@ -183,6 +190,7 @@ def defaults_of(task_class):
 def epilog_lines(task_class):
     """Yield lines that explain the values of --scale and --pe."""
     for name, flags in task_class.scales.items():
+        flags = {k: x for k, x in flags.items() if k not in task_class.without}
         yield f"--scale {name}: {shlex.join(as_words(flags)) or 'the defaults above'}"
     if "pe" not in {flag.name for flag in task_class.flags}:
         for name, encoding in common.ENCODINGS.items():
@@ -190,7 +198,7 @@ def epilog_lines(task_class):
 
 
 def add_flag(group, flag, default):
-    shown = "" if default in (None, False) else f" ({default})"
+    shown = "" if default in (None, False) else f" (default: {default})"
     options = dict(action="store_true")
     if flag.default is not False:
         options = dict(type=flag.type or type(flag.default), choices=flag.choices)
@@ -302,7 +310,7 @@ def dispatch(task_class):
             raise UsageError("--index requires --all or --list")
         task = make_task(task_class, given)
         for warning in cpu_warnings(task, given):
-            print(warning)
+            print(f"warning: {warning}")
         return run_one(task)
     trials = trials_of_figure(task_class, given, given.get("list", given.get("all")))
     if "list" in given:

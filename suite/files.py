@@ -172,6 +172,9 @@ def show(task):
         for name, value in result["metrics"].items():
             if isinstance(value, int | float):
                 print(f"{name.replace('_', ' ')}: {value:.6g}")
+        if "token_accuracy" in result["metrics"]:
+            n_answers = task.config.get("meanings", task.config["vocab"])
+            print(f"chance: {1 / n_answers:.3g}; * marks a wrong answer")
     return 0
 
 

@@ -72,6 +72,7 @@ def run(script, trials, n_parallel, gpus):
         for process in running:
             process.terminate()
         codes += [process.wait() for process in running]
+    print(f"{codes.count(0)} of {count} trials done")
     # Larger codes take precedence: stopped, then running elsewhere, then errors
     return max((code if code >= 0 else FAILED for code in codes), default=0)
 

@@ -157,7 +157,7 @@ def describe(figure, results, measures):
         yield f"n = {format_range([str(n) for n in sorted(seeds.values())])}"
         if "accuracy" in " ".join(figure.metrics):
             chances = sorted(map(chance, finished), reverse=True)
-            yield f"chance {format_range([f'{x:.2g}' for x in chances])}"
+            yield f"chance {format_range([f'{x:.3g}' for x in chances])}"
     yield f"{len(finished)} of {len(results)} trials"
 
 
