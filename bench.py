@@ -5,7 +5,7 @@
 
 plain: idiomatic torch.nn code: readout at the answered steps only, cross-entropy, clipping,
 Adam, in the same precision (TF32 for bf16). torch: this suite with --engine torch. suite: its
-default engine. The last two also draw their batches. The three alternate in one process.
+default engine. The last two include drawing batches. The three alternate in one process.
 On a CPU, models below 256 units use one thread.
 
 Then prints the training hours that each figure of the paper needs on this device.

@@ -244,8 +244,10 @@ def main():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--scale", default="paper", help="scale of the figures (paper)")
-    parser.add_argument("--out", default="runs", help="folder of all trials (runs)")
+    parser.add_argument(
+        "--scale", default="paper", help="scale of the figures (default: paper)"
+    )
+    parser.add_argument("--out", default="runs", help="folder of all trials (default: runs)")
     parser.add_argument("--brief", action="store_true", help="print only the first metric")
     parser.add_argument(
         "--write", metavar="FILE", default="", help="update this page and OUT/trials.csv"

@@ -198,7 +198,7 @@ class Stability(DualFrequency):
         Flag(
             "pairs",
             1024,
-            "number of pairs, for 4 conditions",
+            "number of pairs in all 4 conditions",
             int,
             least=4,
             affects_result=False,

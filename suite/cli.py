@@ -47,7 +47,7 @@ FLAGS = [
     Flag(
         "seed",
         0,
-        "random seed; --list, --all and report.py also accept a range",
+        "random seed, or a range such as 0-4 for --list, --all and report.py",
         seeds,
     ),
     Flag("hidden", 512, "hidden size", least=1, below=20_000),
@@ -126,7 +126,7 @@ EXECUTION_FLAGS = [
     Flag(
         "precision",
         None,
-        "matmul precision on CUDA (tf32)",
+        "matmul precision on CUDA (default: tf32)",
         str,
         choices=("fp32", "tf32", "bf16"),
     ),
@@ -135,7 +135,7 @@ EXECUTION_FLAGS = [
     Flag(
         "jobs",
         None,
-        "number of trials that --all runs in parallel (one per core or GPU)",
+        "number of trials that --all runs in parallel (default: one per core or GPU)",
         int,
         least=1,
         below=1000,
@@ -329,9 +329,9 @@ def cpu_warnings(task, given):
     """Yield a warning if a trial would run at paper scale on a CPU by default."""
     explicit = given.keys() & {"scale", "device", "iterations"}
     if not explicit and machine.choose_device(task.args).type == "cpu":
-        smaller = " or ".join(name for name in task.scales if name != "paper")
-        time = "a trial takes days or weeks on a CPU"
-        yield f"paper scale needs a GPU ({time}); for smaller models, add --scale {smaller}"
+        smaller = ", ".join(name for name in task.scales if name != "paper")
+        time = "days or weeks per trial on a CPU"
+        yield f"paper scale needs a GPU ({time}); for less, add --scale (one of {smaller})"
 
 
 def run_one(task):

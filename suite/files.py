@@ -174,7 +174,7 @@ def show(task):
                 print(f"{name.replace('_', ' ')}: {value:.6g}")
         if "token_accuracy" in result["metrics"]:
             n_answers = task.config.get("meanings", task.config["vocab"])
-            print(f"chance: {1 / n_answers:.3g}; * marks a wrong answer")
+            print(f"token accuracy by chance: {1 / n_answers:.3g}; *: wrong answer")
     return 0
 
 

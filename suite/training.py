@@ -23,7 +23,7 @@ def train(task):
     if files.is_finished(task):
         return files.show(task)
     if task.args.evaluate and not (task.folder / "result.json").exists():
-        raise UsageError(f"--evaluate requires a finished trial: {task.folder}")
+        raise UsageError(f"--evaluate: trial is not finished: {task.folder}")
     device = machine.choose_device(task.args)
     engine = machine.choose_engine(task.args, device)
     machine.prepare(engine, device, task.args.hidden)
