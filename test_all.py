@@ -1038,7 +1038,7 @@ def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
     assert wait(child) == 0
     assert re.search(rb"\r\d+%  \S+ left  accuracy .*\r", said)
     log = ends(0, f"{words} --overwrite")
-    assert "iteration 1/400" in log and "\r" not in log
+    assert "iteration 100/400" in log and "\r" not in log
 
 
 # -- Flags; many trials
@@ -1108,7 +1108,7 @@ def test_bad_flags_are_refused_before_anything_is_created():
         refuses(f"{script} {words}", report)
     assert "only 16 sequences exist" in refuses("--vocab 2 --length 4 --model gru --hidden 8")
     with mock.patch.object(cli, "run_many"):  # the paper's size on a CPU
-        assert "--scale desk" in refuses("--all fig2")
+        assert "desk, quick" in refuses("--all fig2")
 
 
 def test_a_folder_of_other_flags_is_refused():

@@ -81,8 +81,12 @@ class Training:
                 self.iteration, self.seconds = i, time.perf_counter() - started
 
                 last = i == args.iterations
-                line.update(self.format_progress)
-                if last or i % args.log_every == 0:
+                logging = last or i % args.log_every == 0
+                if line.is_terminal:
+                    line.update(self.format_progress)
+                elif logging:
+                    print(self.format_progress())
+                if logging:
                     self.log()
                 if args.snapshot_every and (last or i % args.snapshot_every == 0):
                     self.save_snapshot()
