@@ -8,7 +8,7 @@
 Task and trial folders are those of reverse.py.
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 import functools
 import math
@@ -42,7 +42,7 @@ from variable_length import SMALL, SMALL_LSTM
 
 # -- Mamba, a newer architecture
 class Mamba(nn.Module):
-    """Selective state-space block (Gu and Dao, 2023) without norm; 2H channels, N states."""
+    """Selective state-space block (Gu and Dao, 2023) no norm; D = 2H channels, N states."""
 
     def __init__(self, inputs, hidden, order=16, width=4):
         super().__init__()
@@ -203,7 +203,7 @@ Beyond.figures["fig14-fixed"] = Figure(
 # -- Longer training. Grids and claims are preregistered: RESULTS.md, Protocols
 class Cell(NamedTuple):
     vocab: int
-    lr: float  # learning rate in fig2, as are the iterations
+    lr: float  # in fig2, like iterations
     iterations: int
     budgets: tuple  # training budgets, as multiples of `iterations`
     seeds: range
@@ -263,7 +263,7 @@ Beyond.figures["fig2-rates"] = Figure(
     "Learning rates, seed 100",
     {"desk": learning_rate_grid()},
     picture=False,
-    note="fig2-end uses the best learning rate of each arm.",
+    note="fig2-end uses the best learning rates; the control uses no PE's.",
 )
 Beyond.figures["fig2-end"] = Figure(
     "Reverse ordering, longer training",
@@ -275,7 +275,7 @@ Beyond.figures["fig2-end"] = Figure(
     x="iterations",
 )
 Beyond.figures["fig2-end-lower"] = Figure(
-    "GRU, 4x training budget, no PE at half the learning rate (post hoc)",
+    "GRU, 4x training budget, no PE and control at half the learning rate (post hoc)",
     {"desk": GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=CELLS["gru"].tuned_lr["sin"])},
     tuned=("lr",),
     picture=False,

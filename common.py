@@ -228,8 +228,8 @@ class Encoding(nn.Module):
 class Sinusoid(Encoding):
     """The paper's encoding: sines and cosines of the time step (Eqs. 1-2).
 
-    `bands` = (low, high) keeps a range of frequencies, where 0 is the highest frequency and 1
-    the lowest. The others are zeroed, and the vectors are rescaled to unit norm.
+    `bands` = (start, end) keeps a range of frequencies; 0 is the highest and 1 the lowest. The
+    others are zeroed, and the vectors are rescaled to unit norm.
     """
 
     save_table = False

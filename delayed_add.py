@@ -10,7 +10,7 @@ The paper uses 2x the iterations of the other tasks (Appendix A.1) and finds the
 for GRUs. Smaller scales use no extra iterations.
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 from common import Batch, uniform_integers
 from suite.figures import BOTH, WITH_CONSTANT, WITH_CONTROLS, Contrast, Figure, cross

@@ -11,7 +11,7 @@ Only the target's retrieval is scored. The paper's claim: without PE, Rare distu
 accuracy, Rare targets do not (section 4.2).
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 import numpy as np
 import torch
@@ -183,7 +183,7 @@ OPTIONS = dict(
         "Rare targets: Frequent - Rare disturbants": difference("rare/frequent", "rare/rare"),
         "Frequent - Rare targets, Frequent disturbants": difference(*AMONG_FREQUENT),
         "Frequent - Rare targets, Rare disturbants": difference(*AMONG_RARE),
-        "other positions - 1st quarter (LSTM), 2nd (S4D)": quarter_gap,
+        "Frequent among Rare: elsewhere - 1st quarter (S4D: 2nd)": quarter_gap,
     },
     curves=by_position,
     x="position of the target (1: read first)",

@@ -10,7 +10,7 @@ predecessor.
 Vocabulary sizes are those of the released code; the paper does not state them.
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 import math
 

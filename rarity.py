@@ -11,7 +11,7 @@ input token, and M the information to remember per token. With M = K, the task a
 are those of reverse.py.
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 import itertools
 import math

@@ -12,7 +12,7 @@ The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an
 suite/task.py for batches, suite/training.py for the training loop.
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 import common
 from common import Batch, distinct_rows, uniform_integers
@@ -135,7 +135,7 @@ Reverse.figures["fig13"] = Figure(
 
 # -- Section 4.1: does more training replace PE?
 def training_budget_grid(pe="none", iterations=300_000, batch=512, **cell):
-    """Return trials with 1x and 2x iterations, and without PE also with 2x batch size."""
+    """Return a grid with 1x and 2x iterations, and without PE also with 2x batch size."""
     rows = cross(**cell, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
     return rows + cross(**cell, pe="none", iterations=iterations, batch=2 * batch)
 

@@ -9,7 +9,7 @@
 Only the targets differ from those of reverse.py.
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 from common import Batch, uniform_integers
 from reverse import DUP_CONTRAST

@@ -85,7 +85,7 @@ def weighted_cosine(inner):
 
 # -- GRU and LSTM: product of step Jacobians, from the answered step to the target
 def recurrent_similarity(layer, inputs, target):
-    """Return (P,) for a GRU or LSTM from gate inputs (T, S, G)."""
+    """Return GRU or LSTM stability (P,) from gate inputs (T, S, G)."""
     cell, weight, bias = recurrent_parameters(layer)
     sequences, H = inputs.shape[1], layer.hidden_size
     parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
@@ -99,7 +99,7 @@ def recurrent_similarity(layer, inputs, target):
     identity = torch.eye(H).to(inputs).repeat(sequences, 1, 1)
     J = [torch.zeros_like(identity), identity][-parts:]  # w.r.t. c and h, (S, D, H)
     for t in reversed(range(target, len(inputs))):
-        J = backward_step(J, grads[t], weight)
+        J = chain_step(J, grads[t], weight)
         if (len(inputs) - t) % 8 == 0 or t == target:  # also before inner products
             J = rescale(J)
     halves = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
@@ -122,7 +122,7 @@ def differentiate(cell, x, product, bias, state):
     return [part.detach() for part in new], grads
 
 
-def backward_step(J, grads, weight):
+def chain_step(J, grads, weight):
     """d h_out / d (new state) -> d h_out / d (old state)"""
     back = [torch.zeros_like(part) for part in J]
     for part, (by_product, by_state) in zip(J, grads):
@@ -223,8 +223,8 @@ class Stability(DualFrequency):
 
     def __init__(self, args, config, folder):
         # --overwrite repeats only this part
-        anew = dict(overwrite=False, evaluate=False)
-        self.trained = cli.make_task(DualFrequency, vars(args) | anew)
+        kept = dict(overwrite=False, evaluate=False)
+        self.trained = cli.make_task(DualFrequency, vars(args) | kept)
         # Checked, but not in the folder's name
         config |= dict(pairs=args.pairs, target=args.target)
         super().__init__(args, config, self.trained.folder)
@@ -337,7 +337,7 @@ DESK = [row | dict(pairs=256) if row["model"] == "s4d" else row for row in FIG3[
 Stability.figures["fig5"] = Figure(
     "Gradient stability (target/disturbants)",
     FIG3 | {"desk": DESK},
-    METRICS | {"this gap: first snapshot - mean of all": gap_at_first},
+    METRICS | {"Frequent - Rare: first snapshot - mean of snapshots": gap_at_first},
     **OPTIONS,
 )
 Stability.figures["fig5-fresh"] = Figure(

@@ -1108,7 +1108,7 @@ def test_bad_flags_are_refused_before_anything_is_created():
         refuses(f"{script} {words}", report)
     assert "only 16 sequences exist" in refuses("--vocab 2 --length 4 --model gru --hidden 8")
     with mock.patch.object(cli, "run_many"):  # the paper's size on a CPU
-        assert "desk, quick" in refuses("--all fig2")
+        assert "--scale desk" in refuses("--all fig2")
 
 
 def test_a_folder_of_other_flags_is_refused():

@@ -9,7 +9,7 @@
 The length of each row is random (Appendix B). Shorter rows are padded with commands.
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 import torch
 import torch.nn.functional as F

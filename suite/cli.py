@@ -287,7 +287,7 @@ def trials_of_figure(task_class, given, figure):
                 continue
             for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
                 task = make_task(task_class, given | flags)
-                words = as_words(flags | inherited_flags(given) | flags)  # the row's first
+                words = as_words(flags | inherited_flags(given) | flags)  # row flags first
                 trials.setdefault(task.folder, jobs.Trial(task, flags, words))
     trials = list(trials.values())
     if "index" in given:
@@ -329,9 +329,9 @@ def cpu_warnings(task, given):
     """Yield a warning if a trial would run at paper scale on a CPU by default."""
     explicit = given.keys() & {"scale", "device", "iterations"}
     if not explicit and machine.choose_device(task.args).type == "cpu":
-        smaller = ", ".join(name for name in task.scales if name != "paper")
+        smaller = " or ".join(name for name in task.scales if name != "paper")
         time = "days or weeks per trial on a CPU"
-        yield f"paper scale needs a GPU ({time}); for less, add --scale (one of {smaller})"
+        yield f"paper scale needs a GPU ({time}); smaller: --scale {smaller}"
 
 
 def run_one(task):

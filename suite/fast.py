@@ -1,7 +1,7 @@
 """--engine fast: common.py's models, computed faster; equal up to rounding (tested).
 
 Inputs are projected once per token and per time step, not per row: a layer's input is
-table[token] + by_step[t]. GRU and LSTM use rnn_kernels.py. S4D convolves only at answered
+table[token] + by_step[t]. GRU and LSTM use rnn_kernels.py. S4D convolves only at target
 steps, and convolves inputs shared by all rows only once.
 """
 
@@ -44,7 +44,7 @@ def complex_exp(real, imag, lags):
 
 
 def kernel_tables(log_dt, C, log_A_real, A_imag, time):
-    """Compute S4D.kernel's tables in real arithmetic: torch.compile lacks complex."""
+    """Compute S4D.kernel's tables without complex numbers, for torch.compile."""
     dt = log_dt.exp()[:, None]
     A_real = -log_A_real.exp()
     dtA = A_real * dt, A_imag * dt
@@ -66,7 +66,7 @@ def kernel_tables(log_dt, C, log_A_real, A_imag, time):
 
 
 def s4d_features(layer, table, by_step, tokens, steps, compiled):
-    """Compute S4D's (M, B, H); from step n on, all rows read the same command."""
+    """Return S4D's output (M, B, H); commands start at step n = len(tokens)."""
     start, stop = common.span(steps, len(by_step))
     n = len(tokens)
     u = F.embedding(tokens, table)
@@ -79,7 +79,7 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
     rows, columns = make_tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, stop)
     kernel = layer.kernel_from_tables(rows, columns, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
-    toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, read), last answer first
+    toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, read), last step first
     y = toeplitz.contiguous() @ u[:, :read].contiguous()
     skip = u[:, start:stop]  # the skip connection's input
     if shared_steps:

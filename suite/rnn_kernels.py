@@ -75,15 +75,15 @@ def backward_step(cell, prev, columns, d_h, d_state, d_out, d_columns):
     """Write pre-activation gradients; update d_state to the previous step's."""
     gates = [column.to(prev.dtype) for column in columns]
     _, vjp = torch.func.vjp(cell.compute, *gates, prev)
-    *d_gates, d_before = vjp((d_state, (d_out + d_h).to(prev.dtype)))
+    *d_gates, d_prev = vjp((d_state, (d_out + d_h).to(prev.dtype)))
     store(d_columns, d_gates)
-    d_state.copy_(d_before)
+    d_state.copy_(d_prev)
 
 
 # -- On a CPU: in place. `columns` are the four gates. They hold pre-activations, then
 # activations, and after the backward step pre-activation gradients.
 # torch's tanh is slow on some CPUs: tanh(x) = 1 - 2 sigmoid(-2x). The terms of x are
-# multiplied by -2 prev the scan, which is exact.
+# multiplied by -2 before the scan, which is exact.
 ZERO = torch.zeros(())
 ONE = torch.ones(())
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -95,7 +95,7 @@ def lstm_step_in_place(gates, columns, prev, state, h, u):
     gates.sigmoid_()
     i, f, s, o = columns
     torch.mul(f, prev, out=state)
-    state.add_(i).addcmul_(i, s, value=-2)  # c = f c_before + i g
+    state.add_(i).addcmul_(i, s, value=-2)  # c = f c_prev + i g
     torch.mul(state, -2, out=u).sigmoid_()
     torch.addcmul(o, o, u, value=-2, out=h)  # h = o tanh(c)
 
@@ -149,7 +149,7 @@ class Cell(NamedTuple):
     gates: Callable
     compute: Callable
     step_in_place: Callable
-    step_back_in_place: Callable
+    backward_in_place: Callable
 
 
 LSTM = Cell(lstm_gates, lstm_cell, lstm_step_in_place, lstm_backward_in_place)
@@ -179,7 +179,7 @@ def previous_states(state, sizes):
 
 
 def fill_gates(table, by_step, tokens, sizes, weight, bias):
-    """Return gates (N, 4H) prev W h_prev is added, and W.T (H, G)."""
+    """Return gates (N, 4H) before W h_prev is added, and W.T (H, G)."""
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # inputs of tanh
@@ -236,10 +236,10 @@ class RecurrentScan(torch.autograd.Function):
             prev=previous_states(state, sizes),
             state=state.split(sizes),
         )
-        h_before_of = previous_rows(h, sizes)
+        h_prev_of = previous_rows(h, sizes)
         for t, step_views in enumerate(zip(*views.values())):
             if t:
-                product_of[t].addmm_(h_before_of[t - 1], recurrent, beta=int(cpu))
+                product_of[t].addmm_(h_prev_of[t - 1], recurrent, beta=int(cpu))
             step(**dict(zip(views, step_views)))
         ctx.save_for_backward(gates, state, h, u, tokens, matmul_weight)
         ctx.settings = cell, sizes, compiled, len(table)
@@ -261,7 +261,7 @@ class RecurrentScan(torch.autograd.Function):
             d_out=d_out.split(sizes),
         )
         if on_cpu(h):
-            step, d_gates = cell.step_back_in_place, gates
+            step, d_gates = cell.backward_in_place, gates
             scratch = torch.empty_like(gates[:B])  # one step's gradients
             views["d_columns"] = zip(*(first_rows(x, sizes) for x in scratch.chunk(4, 1)))
             if cell is LSTM:

@@ -58,7 +58,7 @@ def format_mean(measured, measure):
         sign = ">" if isinstance(censored[0], CensoredAbove) else "<"
         return f"{sign}{show(values[0]):g}{measure.unit} ({n} of {n} censored)"
     mean = show(np.mean(values))
-    decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four significant digits
+    decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four digits
     text = f"{mean:,.{decimals}f}"
     if found := estimate([values]):
         low, high = map(show, found.interval())
@@ -135,21 +135,21 @@ def cells_of(measured, keys, without=()):
 def describe(figure, results, measures):
     """Yield caption parts: settings without a column, seeds, chance accuracy, trials."""
     finished = finished_of(results)
-    common = {}  # {flag: caption} of flags with one value in all trials
+    shared = {}  # {flag: caption} of flags with one value in all trials
     for flag, caption in CAPTIONS.items():
         values = {result.config.get(flag) for result in finished}
         if len(values) == 1 and None not in values:
-            common[flag] = caption.format(*values)
+            shared[flag] = caption.format(*values)
     models = defaultdict(dict)  # {settings: models that share them}
     keys, settings = split_flags(figure, results)
     for result in results:
-        words = as_words({x: result.flags.get(x) for x in settings if x not in common})
+        words = as_words({x: result.flags.get(x) for x in settings if x not in shared})
         models[" ".join(words)][name_of(result.flags.get("model", ""))] = None
     for words, names in models.items():
         text = f"{', '.join(names)} {words}".strip()
         if text and (words or "model" not in keys):
             yield text
-    yield from common.values()
+    yield from shared.values()
     if len(measures) == 1:
         yield measures[0].label
     if finished:

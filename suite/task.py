@@ -86,7 +86,7 @@ class Task:
         common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
 
     def setup(self):
-        """Load inputs other than flags, such as a text; called first."""
+        """Load a text or other input files, before training."""
 
     # -- the model
 

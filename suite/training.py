@@ -23,7 +23,7 @@ def train(task):
     if files.is_finished(task):
         return files.show(task)
     if task.args.evaluate and not (task.folder / "result.json").exists():
-        raise UsageError(f"--evaluate: trial is not finished: {task.folder}")
+        raise UsageError(f"--evaluate needs a finished trial: {task.folder}")
     device = machine.choose_device(task.args)
     engine = machine.choose_engine(task.args, device)
     machine.prepare(engine, device, task.args.hidden)
@@ -117,7 +117,7 @@ class Training:
         self.sums["accuracy"] += accuracy
 
     def build_step(self):
-        """Set self.step(i), which runs iteration i directly or by CUDA graphs."""
+        """Set self.step(i), which runs iteration i eagerly or as a CUDA graph."""
         draw, step = self.task.training_batch, self.train_step
         if self.engine.graph and self.task.one_graph:
             if self.engine.compiled:  # fuse a hundred small kernels
