@@ -41,11 +41,8 @@ def run(script, trials, n_parallel, gpus):
 
     def format_progress():
         active = [trial for trial, _ in running.values()]
-        eta = format_left(active + waiting, progress, n_parallel)
-        latest = [progress[trial.folder] for trial in active if trial.folder in progress]
-        accuracies = [f"{found['accuracy']:.2f}" for found in latest]
-        suffix = f"  running trials' accuracy: {', '.join(accuracies)}" if latest else ""
-        return f"{codes.count(0)} of {count} trials done{eta}{suffix}"
+        left = format_left(active + waiting, progress, n_parallel)
+        return f"{codes.count(0)} of {count} trials done{left}{format_accuracies(active, progress)}"
 
     print(f"{count} trials to run, {n_parallel} in parallel")
     try:
@@ -73,7 +70,7 @@ def run(script, trials, n_parallel, gpus):
             process.terminate()
         codes += [process.wait() for process in running]
     print(f"{codes.count(0)} of {count} trials done")
-    # Larger codes take precedence: stopped, then running elsewhere, then errors
+    # Precedence: stopped, running elsewhere, errors
     return max((code if code >= 0 else FAILED for code in codes), default=0)
 
 
@@ -111,6 +108,13 @@ def format_left(trials, progress, n_parallel):
     reports = [progress.get(trial.folder, unknown) for trial in trials]
     left = sum((1 - x["share"]) * x["duration"] for x in reports)
     return f", {format_eta(left / min(n_parallel, len(trials)))}"
+
+
+def format_accuracies(trials, progress):
+    """Return the latest training accuracy of each trial that has one."""
+    latest = [progress[trial.folder] for trial in trials if trial.folder in progress]
+    accuracies = [f"{found['accuracy']:.2f}" for found in latest]
+    return f"  running trials' accuracy: {', '.join(accuracies)}" if latest else ""
 
 
 def is_finished(task):
