@@ -33,7 +33,7 @@ class Trial(NamedTuple):
 
 
 def run(script, trials, n_parallel, gpus):
-    """Run the unfinished trials until a signal arrives; return the exit code."""
+    """Run the unfinished trials until a signal arrives; return the largest exit code."""
     waiting = [trial for trial in trials if not is_finished(trial.task)]
     free = list(itertools.islice(itertools.cycle(gpus), n_parallel))  # GPU of each slot
     count, codes, progress, line = len(waiting), [], {}, LiveLine()
@@ -42,7 +42,8 @@ def run(script, trials, n_parallel, gpus):
     def format_progress():
         active = [trial for trial, _ in running.values()]
         left = format_left(active + waiting, progress, n_parallel)
-        return f"{codes.count(0)} of {count} trials done{left}{format_accuracies(active, progress)}"
+        accuracies = format_accuracies(active, progress)
+        return f"{codes.count(0)} of {count} trials done{left}{accuracies}"
 
     print(f"{count} trials to run, {n_parallel} in parallel")
     try:
