@@ -247,15 +247,18 @@ def test_claim(claim, link, results):
     measure = as_measure(claim.measure)
     measured = select(measurements(results, measure), claim.cell)
     contrasts, means = [claim.contrast], ["-"] * 3
-    if not claim.contrast:
+    cell = ", ".join(name_cell(claim.cell))
+    if claim.contrast:
+        cell = claim.contrast.label
+    else:
         contrasts = default_contrasts(measured)
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
         means = [format_mean(select(measured, arm), measure) for arm in arms]
     estimates, differences = [], []
     for contrast in contrasts:
         estimates.append(evaluate(contrast, measured))
-        differences.append(f"{contrast.label}: {format_difference(estimates[-1])[0]}")
-    cell = ", ".join(name_cell(claim.cell))
+        label = "" if claim.contrast else f"{contrast.label}: "
+        differences.append(label + format_difference(estimates[-1])[0])
     row = [f"[{cell}]({link}): {measure.label}", *means, "<br>".join(differences)]
     missing = None in estimates or any(x.value is None for x in measured)
     return row, None if missing else all_above(estimates)
