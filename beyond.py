@@ -42,7 +42,7 @@ from variable_length import SMALL, SMALL_LSTM
 
 # -- Mamba, a newer architecture
 class Mamba(nn.Module):
-    """Selective state-space block (Gu and Dao, 2023) no norm; D = 2H channels, N states."""
+    """Selective SSM block (Gu and Dao, 2023), no norm; D = 2H channels, N states."""
 
     def __init__(self, inputs, hidden, order=16, width=4):
         super().__init__()
@@ -76,7 +76,7 @@ class Mamba(nn.Module):
         return self.out_proj(y if isinstance(steps, slice) else select(y, steps))
 
     def convolve(self, u):
-        """Replace self.conv1d, which is slow on a CPU."""
+        """Apply self.conv1d causally, faster on a CPU."""
         weight = self.conv1d.weight[:, 0].T  # (width, D)
         padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
         return self.conv1d.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))

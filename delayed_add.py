@@ -64,18 +64,18 @@ THIRDS = {
 
 
 def ablate_encoding(title, cell, parts=PHASES):
-    """Return the ablation figure: `parts` are parts of PE tested alone, `cell` other flags."""
+    """Return an ablation figure: `parts` are parts of PE tested alone, `cell` other flags."""
     rows = cross(**cell, pe=ABLATION_ENCODINGS)
     contrasts = []
-    whole = dict(encode=None, bands=None)
-    sin, none, dup = (dict(pe=pe, **whole) for pe in ("sin", "none", "dup"))
+    unset = dict(encode=None, bands=None)
+    sin, none, dup = (dict(pe=pe, **unset) for pe in ("sin", "none", "dup"))
     for pe, missing in MISSING_PROPERTY.items():
         contrasts.append(Contrast(f"PE - {pe} (lacks {missing})", sin, dict(pe=pe)))
     contrasts.append(Contrast("random - no PE", dict(pe="random"), none))
     contrasts.append(Contrast("random - dup", dict(pe="random"), dup))
     for part, flags in parts.items():
         rows += cross(**cell, pe="sin", **flags)
-        alone = whole | dict(pe="sin", **flags)
+        alone = unset | dict(pe="sin", **flags)
         contrasts.append(Contrast(f"{part} - no PE", alone, none))
         contrasts.append(Contrast(f"{part} - dup", alone, dup))
     return Figure(

@@ -159,7 +159,7 @@ def quarter_gap(result):
     """
     quarter = {"lstm": 0, "s4d": 1}[result.flags["model"]]
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
-    means = [positions.mean() for positions in quarters]
+    means = [part.mean() for part in quarters]
     worst = means.pop(quarter)
     return np.mean(means) - worst
 

@@ -14,7 +14,7 @@ karpathy/char-rnn:
 https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 """
 
-from suite import cli  # isort: skip # before PyTorch, whose import is slow: handles Ctrl-C
+from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 import hashlib
 import itertools
@@ -34,7 +34,7 @@ from suite.task import SMOKE, Flag, Task
 
 ENCODINGS = ["none", "learned", "sin", "rotary", "layernorm-learned"]
 TOKENIZERS = ["char", "word", "bpe"]
-TYPES = 159  # with BPE, as Charles and Lau
+TYPES = 159  # with BPE (Charles and Lau)
 
 
 class Shakespeare(Task):
@@ -300,7 +300,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def queries_keys_values(self, x):
-        """(B, T, D) -> three (B, heads, T, d)."""
+        """(B, T, D) -> three (B, H, T, D / H)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return self.rotate(q), self.rotate(k), v
 

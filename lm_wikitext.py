@@ -9,11 +9,11 @@
 The paper's negative result: expect no gain in test perplexity from PE.
 
 The text has a paragraph per line; blank lines and headings, which begin with " =", are
-dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip:
-unpack it in data/. SentencePiece's unigram model learns K pieces from the
-training split, with default settings except the longest line. There is no begin or end token:
-a paragraph of one piece has no target and is left out. Rare characters, and the
-< and > of a "<unk>", become the unknown piece, which is read but not scored.
+dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack
+it in data/. SentencePiece's unigram model learns K pieces from the training split, with
+default settings but any line length. There is no begin or end token: a paragraph of one
+piece has no target and is left out. Rare characters, and the < and > of a "<unk>", become
+the unknown piece, which is read but not scored.
 """
 
 from suite import cli, fast, files  # isort: skip # before PyTorch
@@ -93,7 +93,7 @@ class WikiText(Task):
         """Return batch i's paragraphs (B,); a batch may span two or more epochs."""
         count = len(self.splits["train"].starts)
         indices = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
-        return np.array([permutation(self.seed, epoch, count)[i] for epoch, i in indices])
+        return np.array([permutation(self.seed, epoch, count)[n] for epoch, n in indices])
 
     def training_batch(self, i):
         batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
@@ -221,7 +221,7 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     """Pad a batch to one of a few sizes: each size is captured as its own CUDA graph.
 
     All paragraphs get the same number of steps: a multiple of STEPS, or `max_steps`. The
-    number of targets is rounded up to a multiple of a PARTS-th of all pairs. Padding
+    number of targets is rounded up to a multiple of a PARTS-th of T B. Padding
     follows a paragraph's end or has an unknown target, and thus changes no result. It
     cycles through all pieces: gradients of a single repeated piece add up slowly.
     """

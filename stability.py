@@ -150,7 +150,7 @@ def s4d_similarity(layer, inputs, target):
     """Return (P,) for S4D: J[i, (h, n)] = M[i, h] w[h, n], where all sequences share w.
 
     M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input, and p and q
-    are the derivatives of a sigmoid(b), with a = W gelu(y) and b = V gelu(y).
+    are d/da and d/db of a sigmoid(b), with a = W gelu(y) and b = V gelu(y).
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
@@ -198,7 +198,7 @@ class Stability(DualFrequency):
         Flag(
             "pairs",
             1024,
-            "number of pairs in all 4 conditions",
+            "pairs in total, over 4 conditions",
             int,
             least=4,
             affects_result=False,
@@ -223,8 +223,8 @@ class Stability(DualFrequency):
 
     def __init__(self, args, config, folder):
         # --overwrite repeats only this part
-        kept = dict(overwrite=False, evaluate=False)
-        self.trained = cli.make_task(DualFrequency, vars(args) | kept)
+        off = dict(overwrite=False, evaluate=False)
+        self.trained = cli.make_task(DualFrequency, vars(args) | off)
         # Checked, but not in the folder's name
         config |= dict(pairs=args.pairs, target=args.target)
         super().__init__(args, config, self.trained.folder)

@@ -24,7 +24,7 @@ def input_projection(layer):
         return layer.project.weight, layer.project.bias
     bias = layer.bias_hh_l0
     H = layer.hidden_size
-    if isinstance(layer, common.GRU):  # the candidate's b_hn stays inside the reset gate
+    if isinstance(layer, common.GRU):  # the candidate's b_hn is scaled by the reset gate
         bias = F.pad(bias[:-H], (0, H))
     return layer.weight_ih_l0, layer.bias_ih_l0 + bias
 

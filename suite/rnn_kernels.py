@@ -1,4 +1,4 @@
-"""Faster GRU and LSTM with hand-written backward; equal to torch.nn up to rounding.
+"""Fast GRU and LSTM with a custom backward pass; equal to torch.nn up to rounding.
 
 On CUDA a time step is a matmul and one pointwise kernel, fused by torch.compile. On a CPU it
 is a matmul and a few in-place operators, which need no compilation.
@@ -179,7 +179,7 @@ def previous_states(state, sizes):
 
 
 def fill_gates(table, by_step, tokens, sizes, weight, bias):
-    """Return gates (N, 4H) before W h_prev is added, and W.T (H, G)."""
+    """Return gates (N, 4H) without W h_prev, and W.T (LSTM: scaled)."""
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # inputs of tanh

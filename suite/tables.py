@@ -126,7 +126,7 @@ def split_flags(figure, results):
 
 
 def cells_of(measured, keys, without=()):
-    """Return the flags of each row, without those that a summary or contrast ranges over."""
+    """Return the flags of each cell, without those that a summary or contrast ranges over."""
     keys = [key for key in keys if key not in without]
     cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in measured)
     return [dict(zip(keys, values)) for values in cells]

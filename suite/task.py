@@ -126,7 +126,7 @@ class Task:
         )
 
     def trained_model(self, device="cpu"):
-        """Return the model of a finished trial; also builds the held-out set."""
+        """Return the model of a finished trial; also build the held-out set."""
         self.build(device)
         model = self.model().to(device)
         model.load_state_dict(files.load(self.folder / "last.pt", device)["model"])
@@ -149,7 +149,7 @@ class Task:
         raise NotImplementedError
 
     def probability(self, rows):
-        """Return the probability of drawing one of the rows; default: uniform draws."""
+        """Return the probability of drawing any of the rows; default: uniform draws."""
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
     def test_rows(self, device):
