@@ -1158,7 +1158,8 @@ def test_code_that_no_commit_has_makes_a_trial_dirty():
             return "" if tracked.issuperset(words[1:]) else None
         return changes
 
-    with mock.patch.object(machine, "git", git), mock.patch.dict(sys.modules):
+    patch = mock.patch.object(machine, "git", git)
+    with patch, mock.patch.dict(sys.modules), contextlib.chdir(HERE):
         for name in {"mine", "echo"} & sys.modules.keys():  # of other tests
             del sys.modules[name]
         assert machine.is_dirty() is False

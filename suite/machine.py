@@ -147,7 +147,8 @@ def is_dirty():
     imported = []
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/").resolve()
-        if path.is_relative_to(root) and not path.is_relative_to(sys_prefix):
+        own = path.is_relative_to(root) and not path.is_relative_to(sys_prefix)
+        if own and path.is_file():  # some of PyTorch's modules name files that do not exist
             imported.append(path)
     return changes != "" or git("ls-files", "--error-unmatch", *imported) is None
 
