@@ -1164,11 +1164,11 @@ def test_code_that_no_commit_has_makes_a_trial_dirty():
             del sys.modules[name]
         assert machine.is_dirty() is False
         tracked.remove(HERE / "suite/machine.py")
-        assert machine.is_dirty() is True, "an imported module is not tracked"
+        assert machine.is_dirty() is True  # an imported module is not tracked
         changes = " M common.py"
         assert machine.is_dirty() is True
     with mock.patch.object(machine, "git", lambda *_: None):
-        assert machine.is_dirty() is None, "there is no git"
+        assert machine.is_dirty() is None  # there is no git
 
 
 def test_a_checkpoint_or_a_snapshot_of_another_trial_is_refused():
@@ -1292,7 +1292,7 @@ def test_all_runs_what_list_prints_although_one_trial_fails():
     run_all(1, done, locked, new)
     broken.unlink()
     run_all(0, done, broken, locked, new)
-    assert (done / "result.json").read_bytes() == before, "what is done is skipped"
+    assert (done / "result.json").read_bytes() == before  # what is done is skipped
     logs = {path.parent for path in Path().rglob("log.txt")}
     assert logs == {broken, locked, new}
 
