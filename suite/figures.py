@@ -141,9 +141,9 @@ def finished_of(results):
     return [result for result in results if result.config]
 
 
-def chance(result):
-    """Return chance accuracy."""
-    return 1 / result.config.get("meanings", result.config["vocab"])
+def chance(trial):
+    """Return chance accuracy of a Result or a Task."""
+    return 1 / trial.config.get("meanings", trial.config["vocab"])
 
 
 # -- Names

@@ -11,6 +11,7 @@ import shutil
 import torch
 
 from common import UsageError
+from suite.figures import chance
 
 FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75  # 0: success
 
@@ -173,8 +174,7 @@ def show(task):
             if isinstance(value, int | float):
                 print(f"{name.replace('_', ' ')}: {value:.6g}")
         if "token_accuracy" in result["metrics"]:
-            n_answers = task.config.get("meanings", task.config["vocab"])
-            print(f"token accuracy by chance: {1 / n_answers:.3g}; *: wrong answer")
+            print(f"token accuracy by chance: {chance(task):.3g}; *: wrong answer")
     return 0
 
 
