@@ -123,7 +123,8 @@ class Training:
             if self.engine.compiled:  # fuse a hundred small kernels
                 draw = torch.compile(draw, dynamic=False)
             replay = graphs.replayed(lambda inputs: step(draw(*inputs)), self.tensors)
-            self.step = lambda i: replay([torch.full((), i, device=self.device)])
+            iteration = torch.zeros((), dtype=torch.int64, device=self.device)
+            self.step = lambda i: replay([iteration.fill_(i)])
             return
         if self.engine.graph:
             step = graphs.replayed(step, self.tensors)
