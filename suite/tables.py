@@ -246,20 +246,18 @@ def test_claim(claim, link, results):
     """Return a claim's table row and its p-values, which are None if trials are missing."""
     measure = as_measure(claim.measure)
     measured = select(measurements(results, measure), claim.cell)
-    contrasts, means = [claim.contrast], ["-"] * 3
-    cell = ", ".join(name_cell(claim.cell))
+    contrasts = [claim.contrast] if claim.contrast else default_contrasts(measured)
+    estimates = [evaluate(contrast, measured) for contrast in contrasts]
+    differences = [format_difference(found)[0] for found in estimates]
     if claim.contrast:
-        cell = claim.contrast.label
+        subject, means = claim.contrast.label, ["-"] * 3
     else:
-        contrasts = default_contrasts(measured)
+        subject = ", ".join(name_cell(claim.cell))
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
         means = [format_mean(select(measured, arm), measure) for arm in arms]
-    estimates, differences = [], []
-    for contrast in contrasts:
-        estimates.append(evaluate(contrast, measured))
-        label = "" if claim.contrast else f"{contrast.label}: "
-        differences.append(label + format_difference(estimates[-1])[0])
-    row = [f"[{cell}]({link}): {measure.label}", *means, "<br>".join(differences)]
+        labels = [contrast.label for contrast in contrasts]
+        differences = map(": ".join, zip(labels, differences))
+    row = [f"[{subject}]({link}): {measure.label}", *means, "<br>".join(differences)]
     missing = None in estimates or any(x.value is None for x in measured)
     return row, None if missing else all_above(estimates)
 
