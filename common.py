@@ -346,9 +346,11 @@ ENCODINGS = {
 
 # -- Layers: layer(x, steps) maps x, (T, B, input_size), to outputs at target steps, (M, B, H)
 def select(h, steps):
-    """Select the target steps of h, (T, B, H), as (M, B, H)."""
+    """Select the target steps of h, (T, B, H), as (M, B, H), or rows of packed h, (N, H)."""
     if isinstance(steps, slice):
         return h[steps]
+    if h.dim() == 2:
+        return h.index_select(0, steps)
     return h[steps.T, torch.arange(len(steps), device=h.device)]
 
 

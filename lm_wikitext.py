@@ -16,7 +16,7 @@ piece has no target and is left out. Rare characters, and the < and > of a "<unk
 the unknown piece, which is read but not scored.
 """
 
-from suite import cli, fast, files  # isort: skip # before PyTorch
+from suite import cli, files  # isort: skip # before PyTorch
 
 import functools
 import hashlib
@@ -31,15 +31,29 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import common
-from common import Batch, UsageError
+from common import Batch, UsageError, select
 from suite.figures import BOTH, Figure, cross, name_of
-from suite.rnn_kernels import scan
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
 NAMES = "wiki.{train,valid,test}.raw"
 UNKNOWN = 0  # the unknown piece, as SentencePiece numbers it
 STEPS, PARTS = 64, 16  # padding granularity, see pad_to_few_sizes
+
+
+class PackedModel(common.Model):
+    """Model without a command, for packed batches."""
+
+    def __init__(self, layer, encoding, vocab, embed, *sizes, **encoding_options):
+        super().__init__(layer, encoding, vocab, embed, *sizes, **encoding_options)
+        self.embedding = nn.Embedding(vocab, embed)
+
+    def features(self, batch):
+        """Return the layer's outputs at the target rows, (N, H)."""
+        packed = PackedSequence(self.embedding(batch.inputs), batch.sizes)
+        tokens, lengths = pad_packed_sequence(packed)  # (T, B, E)
+        h = self.layer(self.encoding.join(tokens), slice(None))
+        return select(pack_padded_sequence(h, lengths).data, batch.steps)
 
 
 class WikiText(Task):
@@ -61,6 +75,7 @@ class WikiText(Task):
     )
     without = ("held_out", "encode")
     one_graph = False  # batches vary in size
+    model_class = PackedModel
 
     def setup(self):
         """Find the text, find or make its tokens, and add their hashes to the config."""
@@ -84,11 +99,6 @@ class WikiText(Task):
     def positions(self):
         return self.length
 
-    def model(self):
-        model = super().model()
-        model.embedding = nn.Embedding(self.vocab, self.args.embed)  # there is no command
-        return model
-
     def paragraphs_of_batch(self, i):
         """Return batch i's paragraphs (B,); a batch may span two or more epochs."""
         count = len(self.splits["train"].starts)
@@ -101,9 +111,6 @@ class WikiText(Task):
             batch = pad_to_few_sizes(batch, self.length, self.vocab)
         return move(batch, self.device)
 
-    def features(self, model, batch, engine):
-        return features(model, batch, engine)
-
     @torch.no_grad()
     def perplexities(self, model, split, engine):
         """Return a split's perplexity on known targets and on all targets."""
@@ -112,7 +119,7 @@ class WikiText(Task):
         by_length = np.argsort(split.counts, kind="stable")  # groups similar lengths
         for start in range(0, len(by_length), self.batch):
             part = move(pack(split, by_length[start : start + self.batch]), self.device)
-            h, losses = features(model, part, engine), []
+            h, losses = engine.features(model, part), []
             for x, targets in zip(h.split(chunk_size), part.targets[0].split(chunk_size)):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
             losses = torch.cat(losses).double()
@@ -246,20 +253,6 @@ def move(batch, device):
         for x in batch
     ]
     return Batch(*moved)._replace(sizes=batch.sizes)
-
-
-def features(model, batch, engine):
-    """Return hidden states (N, H), or those at batch.steps (M, H)."""
-    if engine.name == "torch":
-        packed = PackedSequence(model.embedding(batch.inputs), batch.sizes)
-        tokens, lengths = pad_packed_sequence(packed)  # (T, B, E)
-        h = model.layer(model.encoding.join(tokens), slice(None))
-        h = pack_padded_sequence(h, lengths).data
-    else:
-        embedded, pieces = fast.used_embeddings(model, batch.inputs)
-        table, by_step = fast.project_inputs(model, embedded, len(batch.sizes))
-        h = scan(model.layer, table, by_step, pieces, batch.sizes.tolist(), engine.compiled)
-    return h if isinstance(batch.steps, slice) else h.index_select(0, batch.steps)
 
 
 # -- Text and tokens: per split, a flat uint16 array and the offsets of its paragraphs

@@ -1863,7 +1863,8 @@ def read_one_by_one(model):
     for pieces in PIECES:
         x = torch.tensor(pieces[:33])
         if len(x) > 1:
-            logits.append(model(common.Batch(x[None, :-1], None, slice(None)))[:, 0])
+            h = common.Model.features(model, common.Batch(x[None, :-1], None, slice(None)))
+            logits.append(model.readout(h)[:, 0])
             targets.append(x[1:])
     return torch.cat(logits), torch.cat(targets)
 
@@ -1874,9 +1875,8 @@ def check_packed(task, model, engine, batches):
     known = targets != 0
     loss = F.cross_entropy(logits[known], targets[known])
     wanted = torch.autograd.grad(loss, model.parameters())
-    features = functools.partial(task.features, engine=engine)
     for batch in batches:
-        found_loss, _, found = gradients(model, batch, features)
+        found_loss, _, found = gradients(model, batch, engine.features)
         close(found_loss, loss, 1e-9)
         for got, gradient in zip(found.values(), wanted, strict=True):
             close(got, gradient, 1e-9)

@@ -119,16 +119,20 @@ def project_inputs(model, embedded, time):
 
 
 def features(model, batch, compiled=False):
-    """Compute Model.features, (M, B, H)."""
-    layer, steps, commands = model.layer, batch.steps, batch.commands
-    rows, time = batch.inputs.shape
-    before_commands = batch.inputs[:, : time - commands].T  # (T - commands, B)
-    embedded, tokens = used_embeddings(model, before_commands)
-    table, by_step = project_inputs(model, embedded, time)
+    """Compute Model.features, (M, B, H), or those of a packed batch, (N, H)."""
+    layer, steps, commands, inputs = model.layer, batch.steps, batch.commands, batch.inputs
+    packed = batch.sizes is not None
+    if packed:
+        sizes = batch.sizes.tolist()
+    else:
+        rows, time = inputs.shape
+        sizes = [rows] * time
+        inputs = inputs[:, : time - commands].T  # (T - commands, B)
+    embedded, tokens = used_embeddings(model, inputs)
+    table, by_step = project_inputs(model, embedded, len(sizes))
     if commands:
         by_step = torch.cat([by_step[:-commands], by_step[-commands:] + table[-1]])
     if isinstance(layer, common.S4D):
         return s4d_features(layer, table, by_step, tokens, steps, compiled)
-    sizes = [rows] * time
     h = rnn_kernels.scan(layer, table, by_step, tokens.flatten(), sizes, compiled)
-    return common.select(h.view(time, rows, -1), steps)
+    return common.select(h if packed else h.view(time, rows, -1), steps)

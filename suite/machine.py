@@ -60,10 +60,12 @@ class Engine(NamedTuple):
     onednn: bool = False  # float32 matmuls by oneDNN: faster than MKL on AMD CPUs
 
     def features(self, model, batch):
-        """Return the readout's inputs, (M, B, H)."""
-        if self.name == "fast":
-            return fast.features(model, batch, self.compiled)
-        return model.features(batch)
+        """Compute model.features(batch)."""
+        bf16 = self.precision == "bf16" and torch.is_grad_enabled()  # in training only
+        with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=bf16):
+            if self.name == "fast":
+                return fast.features(model, batch, self.compiled)
+            return model.features(batch)
 
 
 @functools.cache

@@ -50,6 +50,7 @@ class Task:
     one_graph = True
     file = "result.json"  # marks a finished trial
     run = None  # optional: run(self) -> exit code, instead of training
+    model_class = common.Model
 
     def __init_subclass__(cls):
         cls.scales = {"paper": {}} | cls.scales
@@ -115,7 +116,7 @@ class Task:
 
     def model(self):
         a = self.args
-        return common.Model(
+        return self.model_class(
             self.layer(),
             a.pe,
             a.vocab,
@@ -134,9 +135,6 @@ class Task:
 
     def rate(self, i):
         return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)
-
-    def features(self, model, batch, engine):
-        return engine.features(model, batch)
 
     # -- the data
 
@@ -183,7 +181,7 @@ class Task:
 
     def predict(self, model, engine, batch):
         """Return predictions and cross-entropies, (N, M) each."""
-        features = functools.partial(self.features, model, engine=engine)
+        features = functools.partial(engine.features, model)
         return common.predict(features, model.readout, batch, self.batch)
 
     def evaluate(self, model, engine):

@@ -101,17 +101,12 @@ class Training:
 
     # -- training step
 
-    def features(self, model, batch):
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.engine.precision == "bf16"
-        ):
-            return self.task.features(model, batch, self.engine)
-
     def train_step(self, batch):
         """Take a training step without host-device synchronisation, as CUDA graphs require."""
         score = graphs.pointwise(common.score, self.engine.compiled)
+        features, clip = self.engine.features, self.args.clip
         loss, accuracy = common.train_step(
-            self.model, self.features, batch, self.optimizer, self.args.clip, score
+            self.model, features, batch, self.optimizer, clip, score
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
