@@ -173,7 +173,7 @@ Beyond.figures["fig2-early"] = Figure(
     metrics=WITH_EDITS,
     picture=False,
 )
-FAMILY = "Longer training; replication of Fig. 2"
+FAMILY = "Longer training, and fig2 on new seeds"
 Beyond.figures["fig2-more"] = Figure(
     "Reverse ordering, seeds 11 to 13",
     {"desk": model_grid(**DESK_GRID, seed=range(11, 14))},

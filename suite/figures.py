@@ -149,6 +149,14 @@ def chance(trial):
 # -- Names
 ENCODING_NAMES = {"none": "no PE", "sin": "PE"}
 FLAG_NAMES = {"vocab": "K", "length": "L", "meanings": "M"}
+CAPTIONS = {
+    "vocab": "K = {}",
+    "length": "L = {}",
+    "meanings": "M = {}",
+    "hidden": "{} units",
+    "iterations": "{:,} iterations",
+    "lr": "learning rate {:g}",
+}
 
 
 def name_of(model):
@@ -160,8 +168,8 @@ def name_cell(flags):
     names = []
     for flag, value in flags.items():
         if value is not None:
-            name = f"{FLAG_NAMES.get(flag, flag)} = {value}"
-            names.append(name_of(value) if flag == "model" else name)
+            caption = CAPTIONS.get(flag, f"{flag.replace('_', ' ')} = {{}}")
+            names.append(name_of(value) if flag == "model" else caption.format(value))
     return names
 
 

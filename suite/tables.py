@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from suite.cli import as_words
 from suite.figures import (
     BOTH,
     CONTROLS,
@@ -25,13 +24,7 @@ from suite.figures import (
 from suite.statistics import LEVEL, all_above, estimate, holm
 
 COLUMN_ORDER = ["none", "constant", "dup", "sin"]  # other encodings follow
-CAPTIONS = {
-    "vocab": "K = {}",
-    "length": "L = {}",
-    "hidden": "{} units",
-    "iterations": "{:,} iterations",
-    "lr": "learning rate {:g}",
-}
+MAIN_FLAGS = "vocab", "length", "hidden", "iterations", "lr"
 
 
 # -- Formatting
@@ -60,7 +53,7 @@ def format_mean(measured, measure):
     mean = show(np.mean(values))
     decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four digits
     text = f"{mean:,.{decimals}f}"
-    if found := estimate([values]):
+    if not censored and (found := estimate([values])):
         low, high = map(show, found.interval())
         interval = f"±{found.margin:,.{decimals}f}"
         if show is not float:
@@ -135,21 +128,20 @@ def cells_of(measured, keys, without=()):
 def describe(figure, results, measures):
     """Yield caption parts: settings without a column, seeds, chance accuracy, trials."""
     finished = finished_of(results)
-    shared = {}  # {flag: caption} of flags with one value in all trials
-    for flag, caption in CAPTIONS.items():
-        values = {result.config.get(flag) for result in finished}
-        if len(values) == 1 and None not in values:
-            shared[flag] = caption.format(*values)
-    models = defaultdict(dict)  # {settings: models that share them}
+    shared = shared_settings(finished)
+    models = defaultdict(list)  # {settings: models that share them}
     keys, settings = split_flags(figure, results)
-    for result in results:
-        words = as_words({x: result.flags.get(x) for x in settings if x not in shared})
-        models[" ".join(words)][name_of(result.flags.get("model", ""))] = None
+    for model in dict.fromkeys(result.flags.get("model", "") for result in results):
+        trials = select(results, dict(model=model)) or results
+        cell = {flag: trials[0].flags.get(flag) for flag in settings}
+        cell |= shared_settings(finished_of(trials))
+        cell = {flag: value for flag, value in cell.items() if flag not in shared}
+        models[", ".join(name_cell(cell))].append(name_of(model))
     for words, names in models.items():
-        text = f"{', '.join(names)} {words}".strip()
+        text = ": ".join(filter(None, [", ".join(names), words]))
         if text and (words or "model" not in keys):
             yield text
-    yield from shared.values()
+    yield from name_cell(shared)
     if len(measures) == 1:
         yield measures[0].label
     if finished:
@@ -159,6 +151,12 @@ def describe(figure, results, measures):
             chances = sorted(map(chance, finished), reverse=True)
             yield f"chance {format_range([f'{x:.3g}' for x in chances])}"
     yield f"{len(finished)} of {len(results)} trials"
+
+
+def shared_settings(finished):
+    """Return {flag: value} of the main flags that have the same value in all trials."""
+    values = {flag: {trial.config.get(flag) for trial in finished} for flag in MAIN_FLAGS}
+    return {flag: x.pop() for flag, x in values.items() if len(x) == 1 and None not in x}
 
 
 def format_range(words):
