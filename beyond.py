@@ -108,7 +108,7 @@ common.LAYERS["mamba"] = mamba
 class Beyond(Reverse):
     name = "reverse"
     flags = (
-        Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", int, least=1, below=100),
+        Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", int, at_least=1, below=100),
     )
 
     def __init__(self, args, config, folder):

@@ -63,14 +63,14 @@ class Shakespeare(Task):
     flags = (
         Flag("pe", "rotary", "positional encoding", choices=ENCODINGS),
         Flag("tokenizer", "char", "tokenization", choices=TOKENIZERS),
-        Flag("layers", 6, "Transformer blocks, L", int, least=1, below=100),
-        Flag("heads", 6, "attention heads per block, H", int, least=1, below=1000),
-        Flag("context", 256, "context length in tokens, T", int, least=2, below=20_000),
-        Flag("width", 384, "embedding size, D", int, least=1, below=20_000),
-        Flag("batch", 32, "windows per iteration", int, least=1),
+        Flag("layers", 6, "Transformer blocks, L", int, at_least=1, below=100),
+        Flag("heads", 6, "attention heads per block, H", int, at_least=1, below=1000),
+        Flag("context", 256, "context length in tokens, T", int, at_least=2, below=20_000),
+        Flag("width", 384, "embedding size, D", int, at_least=1, below=20_000),
+        Flag("batch", 32, "windows per iteration", int, at_least=1),
         Flag("data", "data/tinyshakespeare.txt", "a text file", affects_result=False),
     )
-    without = (
+    unused_flags = (
         "model",
         "engine",
         "vocab",

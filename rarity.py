@@ -37,7 +37,7 @@ from suite.task import Flag
 class Rarity(Reverse):
     name = "reverse"  # trials with M = K share reverse.py's folders
     flags = (
-        Flag("meanings", None, "number of answers, M; divides K (default: K)", int, least=2),
+        Flag("meanings", None, "number of answers, M; divides K (default: K)", int, at_least=2),
     )
 
     @classmethod

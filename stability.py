@@ -200,7 +200,7 @@ class Stability(DualFrequency):
             1024,
             "pairs in total, over 4 conditions",
             int,
-            least=4,
+            at_least=4,
             affects_result=False,
         ),
         Flag(
@@ -208,7 +208,7 @@ class Stability(DualFrequency):
             None,
             "target step (default: 1; s4d: 23 L / 64)",
             int,
-            least=1,
+            at_least=1,
             affects_result=False,
         ),
         Flag("train", False, "train the trial first if needed", bool, affects_result=False),

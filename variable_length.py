@@ -33,10 +33,10 @@ class VariableLength(Reverse):
             32,
             "length of the shortest input (longest: --length); --held-out is per length",
             int,
-            least=1,
+            at_least=1,
         ),
     )
-    without = ("encode",)  # the first target step differs between rows
+    unused_flags = ("encode",)  # the first target step differs between rows
 
     def check(self):
         if self.args.min_length > self.length:

@@ -42,24 +42,24 @@ def bands(text):
 FLAGS = [
     Flag("model", "lstm", "recurrent layer", choices=common.LAYERS),
     Flag("pe", "sin", "positional encoding", choices=common.ENCODINGS),
-    Flag("vocab", 16384, "vocabulary size, K", least=2, below=10_000_000),
-    Flag("length", 64, "input length, L", least=1, below=5000),
+    Flag("vocab", 16384, "vocabulary size, K", at_least=2, below=10_000_000),
+    Flag("length", 64, "input length, L", at_least=1, below=5000),
     Flag(
         "seed",
         0,
         "random seed, or a range such as 0-4 for --list, --all and report.py",
         seeds,
     ),
-    Flag("hidden", 512, "hidden size", least=1, below=20_000),
+    Flag("hidden", 512, "hidden size", at_least=1, below=20_000),
     Flag(
         "embed",
         512,
         "size of the token embedding and the positional encoding",
-        least=1,
+        at_least=1,
         below=10_000,
     ),
-    Flag("iterations", 300_000, "number of training iterations", least=1),
-    Flag("batch", 512, "batch size", least=1, below=1_000_000),
+    Flag("iterations", 300_000, "number of training iterations", at_least=1),
+    Flag("batch", 512, "batch size", at_least=1, below=1_000_000),
     Flag("lr", 1e-3, "peak learning rate"),
     Flag(
         "warmup",
@@ -72,7 +72,7 @@ FLAGS = [
         None,
         "number of held-out test sequences (default: 1024; dual_frequency.py: 64 L)",
         int,
-        least=1,
+        at_least=1,
         below=1_000_000,
     ),
     Flag(
@@ -108,14 +108,14 @@ EXECUTION_FLAGS = [
     Flag("out", "runs", "output folder for all trials"),
     Flag("overwrite", False, "delete the trial's files and start over"),
     Flag("evaluate", False, "re-evaluate a finished trial: recompute result.json from last.pt"),
-    Flag("save_every", 5000, "iterations between checkpoints", least=1),
+    Flag("save_every", 5000, "iterations between checkpoints", at_least=1),
     Flag(
         "snapshot_every",
         None,
         "iterations between weight snapshots (default: 0, none; dual_frequency.py: 5000)",
         int,
     ),
-    Flag("log_every", 100, "iterations between rows of curve.csv", least=1),
+    Flag("log_every", 100, "iterations between rows of curve.csv", at_least=1),
     Flag("device", "auto", "device; auto: CUDA if available", choices=("auto", "cpu", "cuda")),
     Flag(
         "engine",
@@ -137,7 +137,7 @@ EXECUTION_FLAGS = [
         None,
         "number of trials that --all runs in parallel (default: one per core or GPU)",
         int,
-        least=1,
+        at_least=1,
         below=1000,
     ),
     Flag("index", None, "run or list only the n-th trial, from 0 (for SLURM arrays)", int),
@@ -168,7 +168,7 @@ def parse(task_class, argv):
     )
     defaults = defaults_of(task_class)
     for name, flag in flags_of(task_class).items():
-        if name not in task_class.without:
+        if name not in task_class.unused_flags:
             add_flag(experiment if flag.affects_result else execution, flag, defaults[name])
     figure = dict(nargs="?", choices=task_class.figures)
     execution.add_argument("--list", help="print the command for each trial", **figure)
@@ -190,8 +190,8 @@ def defaults_of(task_class):
 def epilog_lines(task_class):
     """Yield lines that explain the values of --scale and --pe."""
     for name, flags in task_class.scales.items():
-        flags = {k: x for k, x in flags.items() if k not in task_class.without}
-        yield f"--scale {name}: {shlex.join(as_words(flags)) or 'the defaults above'}"
+        flags = {k: x for k, x in flags.items() if k not in task_class.unused_flags}
+        yield f"--scale {name}: {shlex.join(command_words(flags)) or 'the defaults above'}"
     if "pe" not in {flag.name for flag in task_class.flags}:
         for name, encoding in common.ENCODINGS.items():
             yield f"--pe {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
@@ -209,7 +209,7 @@ def option_string(flag):
     return f"--{flag.replace('_', '-')}"
 
 
-def as_words(flags):
+def command_words(flags):
     """Return command-line words for {flag: value}; True is a bare flag, None is omitted."""
     words = []
     for flag, value in flags.items():
@@ -245,10 +245,10 @@ def make_task(task_class, flags):
     names = {"precision"} if args.precision == "bf16" else set()  # tf32 differs by rounding
     for name, flag in flags_of(task_class).items():
         value = getattr(args, name)
-        if isinstance(value, int | float) and not flag.least <= value < flag.below:
-            bounds = f"must be at least {flag.least} and below {flag.below}"
+        if isinstance(value, int | float) and not flag.at_least <= value < flag.below:
+            bounds = f"must be at least {flag.at_least} and below {flag.below}"
             raise UsageError(f"{option_string(name)} {value}: {bounds}")
-        if flag.affects_result and name not in task_class.without:
+        if flag.affects_result and name not in task_class.unused_flags:
             names.add(name)
     defaults = paper | task_class.defaults(args)
     for name, default in defaults.items():
@@ -287,7 +287,7 @@ def trials_of_figure(task_class, given, figure):
                 continue
             for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
                 task = make_task(task_class, given | flags)
-                words = as_words(flags | inherited_flags(given) | flags)  # row flags first
+                words = command_words(flags | inherited_flags(given) | flags)  # row flags first
                 trials.setdefault(task.folder, jobs.Trial(task, flags, words))
     trials = list(trials.values())
     if "index" in given:
@@ -352,7 +352,7 @@ def run_many(task_class, given, trials):
     if code != files.STOPPED:
         report = Path(__file__).parents[1] / "report.py"
         figure = [given["all"]] if given["all"] else []
-        words = [script, *figure, *as_words(inherited_flags(given)), "--brief"]
+        words = [script, *figure, *command_words(inherited_flags(given)), "--brief"]
         subprocess.run([sys.executable, report, *words], check=False)
     return code
 

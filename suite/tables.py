@@ -118,9 +118,9 @@ def split_flags(figure, results):
     return keys, settings
 
 
-def cells_of(measured, keys, without=()):
+def cells_of(measured, keys, omitted=()):
     """Return the flags of each cell, without those that a summary or contrast ranges over."""
-    keys = [key for key in keys if key not in without]
+    keys = [key for key in keys if key not in omitted]
     cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in measured)
     return [dict(zip(keys, values)) for values in cells]
 

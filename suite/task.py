@@ -30,7 +30,7 @@ class Flag(NamedTuple):
     default: object  # None: unset, or computed in Task.defaults
     help: str
     type: Callable | None = None  # None: the type of the default
-    least: float = 0  # smallest number allowed
+    at_least: float = 0  # smallest number allowed
     below: float = MAX_VALUE  # upper bound, exclusive
     choices: Iterable | None = None
     affects_result: bool = True  # is recorded and part of the folder name
@@ -43,7 +43,7 @@ class Task:
     scales = {}  # scale -> {flag: default}, where it differs from the paper's
     figures: dict  # name -> figures.Figure
     flags = ()  # task-specific Flags
-    without = ()  # names of shared flags that do not apply
+    unused_flags = ()  # names of shared flags that do not apply
     folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> prefix of its value
     # True: the CUDA graph also draws the batch; training_batch(i) takes a tensor i and does
     # not synchronise. False: the batch is the graph's input; each batch shape has a graph
