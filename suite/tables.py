@@ -40,15 +40,19 @@ def format_difference(estimate):
     return [f"{estimate.value:+.3f} [{low:+.3f}, {high:+.3f}]", format_p(estimate.p())]
 
 
+def is_censored(measurement):
+    return isinstance(measurement.value, CensoredBelow | CensoredAbove)
+
+
 def format_mean(measured, measure):
     """Return the mean with its 95% CI, and how many values are censored or missing, as text."""
     values = [x.value for x in measured if x.value is not None]
     if not values:
         return "-"
     n, show = len(values), measure.show
-    censored = [x for x in values if isinstance(x, CensoredBelow | CensoredAbove)]
+    censored = [x for x in measured if is_censored(x)]
     if censored and len(set(values)) == 1:
-        sign = ">" if isinstance(censored[0], CensoredAbove) else "<"
+        sign = ">" if isinstance(values[0], CensoredAbove) else "<"
         return f"{sign}{show(values[0]):g}{measure.unit} ({n} of {n} censored)"
     mean = show(np.mean(values))
     decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four digits
@@ -198,7 +202,9 @@ def table_rows(keys, encodings, measured, measure):
         words = [format_flag(key, cell.get(key, "")) for key in keys]
         words += [format_mean(select(in_cell, arm), measure) for arm in arms]
         for contrast in default_contrasts(in_cell):
-            words += format_difference(evaluate(contrast, in_cell))
+            trials = select(in_cell, contrast.high) + select(in_cell, contrast.low)
+            found = None if any(map(is_censored, trials)) else evaluate(contrast, in_cell)
+            words += format_difference(found)
         yield words
 
 
