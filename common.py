@@ -48,7 +48,7 @@ class Model(nn.Module):
         return self.layer(x, batch.steps)
 
     def forward(self, batch):
-        """Return the logits at the target steps, (M, B, K)."""
+        """Return the logits at the target steps, (M, B, K); training uses `features`."""
         return self.readout(self.features(batch))
 
 
@@ -76,9 +76,9 @@ class Batch(NamedTuple):
 
 
 def score(logits, target, weights):
-    """Return loss and accuracy, weighted sums over the n rows; target, weights are (n, 1).
+    """Return cross-entropy and accuracy, weighted sums over n rows; target, weights are (n, 1).
 
-    Overwrites the logits, (n, K), with their gradient, weights * (softmax - one-hot).
+    Overwrites the logits, (n, K), with the gradient, weights * (softmax - one-hot).
     """
     max_logit, predicted = logits.max(1, keepdim=True)
     target_logit = logits.gather(1, target)
@@ -96,7 +96,7 @@ def rows_per_chunk(weight):
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy and accuracy of a linear readout, computed in chunks of rows.
+    """F.cross_entropy(readout(features), targets) and accuracy, computed in chunks of rows.
 
     The forward pass also computes the gradients, so the (N, K) logits are never stored.
     """

@@ -763,7 +763,7 @@ def test_an_iteration_never_waits_for_its_device():
         t.sums = {name: x.to("meta") for name, x in t.sums.items()}
         t.optimizer = torch.optim.Adam(t.model.parameters(), foreach=False)
         iteration = torch.zeros((), dtype=torch.int64, device="meta")
-        t.train_step(task.training_batch(iteration))
+        t.train_on(task.training_batch(iteration))
 
 
 # -- One trial: whatever disturbs it, the result is bitwise identical

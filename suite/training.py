@@ -49,7 +49,7 @@ class Training:
         self.device, self.engine = device, engine
         torch.manual_seed(task.seed)
         self.model = task.model().to(device)
-        self.rate = torch.zeros((), device=device)  # a tensor, which CUDA graphs can read
+        self.rate = torch.zeros((), device=device)  # Adam reads it, loop() sets it
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
             lr=self.rate,
@@ -101,7 +101,7 @@ class Training:
 
     # -- training step
 
-    def train_step(self, batch):
+    def train_on(self, batch):
         """Take a training step without host-device synchronisation, as CUDA graphs require."""
         score = graphs.pointwise(common.score, self.engine.compiled)
         features, clip = self.engine.features, self.args.clip
@@ -113,17 +113,17 @@ class Training:
 
     def build_step(self):
         """Set self.step(i), which runs iteration i eagerly or as a CUDA graph."""
-        draw, step = self.task.training_batch, self.train_step
+        batch_of, train_on = self.task.training_batch, self.train_on
         if self.engine.graph and self.task.one_graph:
             if self.engine.compiled:  # fuse a hundred small kernels
-                draw = torch.compile(draw, dynamic=False)
-            replay = graphs.replayed(lambda inputs: step(draw(*inputs)), self.tensors)
+                batch_of = torch.compile(batch_of, dynamic=False)
+            replay = graphs.replayed(lambda inputs: train_on(batch_of(*inputs)), self.tensors)
             iteration = torch.zeros((), dtype=torch.int64, device=self.device)
             self.step = lambda i: replay([iteration.fill_(i)])
             return
         if self.engine.graph:
-            step = graphs.replayed(step, self.tensors)
-        self.step = lambda i: step(draw(i))
+            train_on = graphs.replayed(train_on, self.tensors)
+        self.step = lambda i: train_on(batch_of(i))
 
     def tensors(self):
         """Return the tensors that a training step changes."""
