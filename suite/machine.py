@@ -62,7 +62,8 @@ class Engine(NamedTuple):
     def features(self, model, batch):
         """Compute model.features(batch)."""
         bf16 = self.precision == "bf16" and torch.is_grad_enabled()  # in training only
-        with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=bf16):
+        device_type = "cuda" if batch.inputs.is_cuda else "cpu"
+        with torch.autocast(device_type, torch.bfloat16, enabled=bf16):
             if self.name == "fast":
                 return fast.features(model, batch, self.compiled)
             return model.features(batch)
