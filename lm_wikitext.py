@@ -11,7 +11,7 @@ The paper's negative result: expect no gain in test perplexity from PE.
 The text has a paragraph per line; blank lines and headings, which begin with " =", are
 dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack
 it in data/. SentencePiece's unigram model learns K pieces from the training split, with
-default settings but any line length. There is no begin or end token: a paragraph of one
+default settings but no limit on line length. There is no begin or end token: a paragraph of one
 piece has no target and is left out. Rare characters, and the < and > of a "<unk>", become
 the unknown piece, which is read but not scored.
 """

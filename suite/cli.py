@@ -106,7 +106,7 @@ FLAGS = [
 ]
 EXECUTION_FLAGS = [
     Flag("out", "runs", "output folder for all trials"),
-    Flag("overwrite", False, "delete the trial's files and start over"),
+    Flag("overwrite", False, "delete the trial's results and retrain"),
     Flag("evaluate", False, "re-evaluate a finished trial: recompute result.json from last.pt"),
     Flag("save_every", 5000, "iterations between checkpoints", at_least=1),
     Flag(
@@ -120,7 +120,7 @@ EXECUTION_FLAGS = [
     Flag(
         "engine",
         "auto",
-        "fast (custom kernels) or torch (torch.nn); equal up to rounding",
+        "implementation: fast (custom) or torch (torch.nn), equal up to rounding",
         choices=("auto", "fast", "torch"),
     ),
     Flag(
@@ -162,7 +162,7 @@ def parse(task_class, argv):
         argument_default=argparse.SUPPRESS,
     )
     experiment = parser.add_argument_group("experiment")
-    execution = parser.add_argument_group("execution (not in the trial's name)")
+    execution = parser.add_argument_group("execution (does not change the output folder)")
     experiment.add_argument(
         "--scale", choices=task_class.scales, help="preset (default: paper)"
     )
@@ -171,8 +171,16 @@ def parse(task_class, argv):
         if name not in task_class.unused_flags:
             add_flag(experiment if flag.affects_result else execution, flag, defaults[name])
     figure = dict(nargs="?", choices=task_class.figures)
-    execution.add_argument("--list", help="print the command for each trial", **figure)
-    execution.add_argument("--all", help="run all trials, then report.py", **figure)
+    execution.add_argument(
+        "--list",
+        help="print the commands of a figure's trials (default: all figures)",
+        **figure,
+    )
+    execution.add_argument(
+        "--all",
+        help="train a figure's trials, or those that other flags select; then report",
+        **figure,
+    )
     return vars(parser.parse_args(argv))
 
 

@@ -164,7 +164,7 @@ def is_finished(task):
 
 def show(task):
     """Print examples and metrics; return exit code 0."""
-    print(f"{task.folder} is finished")
+    print(f"{task.folder} is finished (--overwrite retrains)")
     path = task.folder / "result.json"
     result = read_json(path)
     with naming(path):
@@ -181,5 +181,5 @@ def show(task):
 def show_example(read, wanted, answered):
     """Print the first ten integers of each row; stars mark wrong predictions."""
     marked = [x if x == target else f"{x}*" for x, target in zip(answered, wanted)]
-    for name, row in dict(read=read, wanted=wanted, answered=marked).items():
+    for name, row in dict(input=read, target=wanted, output=marked).items():
         print(f"{name:8}", *[f"{x:<6}" for x in row[:10]])

@@ -141,7 +141,8 @@ class Training:
             (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
-        print(f"{self.folder}: starting from iteration {self.iteration}")
+        model = f"{self.record['parameters']:,} parameters on {self.record['device']}"
+        print(f"{self.folder}: {model}, starting from iteration {self.iteration}")
         self.build_step()
 
     def load_checkpoint(self):
