@@ -150,9 +150,6 @@ def chance(trial):
 ENCODING_NAMES = {"none": "no PE", "sin": "PE"}
 FLAG_NAMES = {"vocab": "K", "length": "L", "meanings": "M"}
 CAPTIONS = {
-    "vocab": "K = {}",
-    "length": "L = {}",
-    "meanings": "M = {}",
     "hidden": "{} units",
     "iterations": "{:,} iterations",
     "lr": "learning rate {:g}",
@@ -168,7 +165,8 @@ def name_cell(flags):
     names = []
     for flag, value in flags.items():
         if value is not None:
-            caption = CAPTIONS.get(flag, f"{flag.replace('_', ' ')} = {{}}")
+            label = FLAG_NAMES.get(flag, flag.replace("_", " "))
+            caption = CAPTIONS.get(flag, f"{label} = {{}}")
             names.append(name_of(value) if flag == "model" else caption.format(value))
     return names
 

@@ -135,12 +135,12 @@ def describe(figure, results, measures):
     shared = shared_settings(finished)
     models = defaultdict(list)  # {settings: models that share them}
     keys, settings = split_flags(figure, results)
-    for model in dict.fromkeys(result.flags.get("model", "") for result in results):
-        trials = select(results, dict(model=model)) or results
+    for model in dict.fromkeys(result.flags.get("model") for result in results):
+        trials = select(results, dict(model=model))
         cell = {flag: trials[0].flags.get(flag) for flag in settings}
         cell |= shared_settings(finished_of(trials))
         cell = {flag: value for flag, value in cell.items() if flag not in shared}
-        models[", ".join(name_cell(cell))].append(name_of(model))
+        models[", ".join(name_cell(cell))].append(name_of(model or ""))
     for words, names in models.items():
         text = ": ".join(filter(None, [", ".join(names), words]))
         if text and (words or "model" not in keys):
