@@ -89,46 +89,37 @@ def recurrent_similarity(layer, inputs, target):
     cell, weight, bias = recurrent_parameters(layer)
     sequences, H = inputs.shape[1], layer.hidden_size
     parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
-    state = [inputs.new_zeros(sequences, H)] * parts
-    grads = []
+    state = inputs.new_zeros(parts, sequences, H)
+    grads = []  # per step: those of new c and h w.r.t. the product and old c or h
     for x in inputs:
         product = F.linear(state[-1], weight)
-        state, of_step = differentiate(cell, x, product, bias, state)
-        grads.append(of_step)
+        # Given the product, a step is elementwise, so one gradient of the sum has them all
+        with torch.enable_grad():
+            old = product.requires_grad_(), state[0].requires_grad_()
+            new = cell.compute(*cell.gates(x, product, bias), old[1])[-parts:]
+            grads.append([torch.autograd.grad(z.sum(), old, retain_graph=True) for z in new])
+        state = [part.detach() for part in new]
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
-    identity = torch.eye(H).to(inputs).repeat(sequences, 1, 1)
-    J = [torch.zeros_like(identity), identity][-parts:]  # w.r.t. c and h, (S, D, H)
-    for t in reversed(range(target, len(inputs))):
-        J = chain_step(J, grads[t], weight)
-        if (len(inputs) - t) % 8 == 0 or t == target:  # also before inner products
+    J = inputs.new_zeros(parts, sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
+    J[-1] = torch.eye(H)
+    for steps, of_step in enumerate(reversed(grads[target:]), 1):
+        J = chain_step(J, of_step, weight)
+        if steps % 8 == 0:
             J = rescale(J)
-    halves = [part.chunk(2) for part in J]  # A's and B's, (P, D, H)
+    halves = rescale(J).chunk(2, 1)  # A's and B's, (parts, P, D, H)
 
     def inner(m, n):
-        return sum((half[m] * half[n]).sum(-1) for half in halves)
+        return (halves[m] * halves[n]).sum(-1).sum(0)
 
     return weighted_cosine(inner)
 
 
-def differentiate(cell, x, product, bias, state):
-    """Return the new state, and its parts' derivatives w.r.t. product and old c or h.
-
-    Given the product, a step is elementwise, so one gradient of the sum has them all.
-    """
-    with torch.enable_grad():
-        inputs = [part.detach().requires_grad_() for part in (product, state[0])]
-        new = cell.compute(*cell.gates(x, inputs[0], bias), inputs[1])[-len(state) :]
-        grads = [torch.autograd.grad(part.sum(), inputs, retain_graph=True) for part in new]
-    return [part.detach() for part in new], grads
-
-
 def chain_step(J, grads, weight):
     """d h_out / d (new state) -> d h_out / d (old state)"""
-    back = [torch.zeros_like(part) for part in J]
+    back, H = torch.zeros_like(J), J.shape[-1]
     for part, (by_product, by_state) in zip(J, grads):
-        gates = len(weight) // part.shape[2]
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(grad) W
-        for grad, W in zip(by_product.chunk(gates, 1), weight.chunk(gates)):
+        for grad, W in zip(by_product.split(H, 1), weight.split(H)):
             M.addcmul_(grad[:, :, None], W)
         back[-1].baddbmm_(part, M)  # only h is multiplied by W
         back[0].addcmul_(part, by_state[:, None])
@@ -140,9 +131,8 @@ def rescale(J):
 
     The factor cancels in the cosine.
     """
-    largest = torch.stack([part.flatten(1).abs().amax(1) for part in J]).amax(0)  # (S,)
-    largest = largest.clamp(min=torch.finfo(largest.dtype).tiny)
-    return [part / largest[:, None, None] for part in J]
+    largest = J.abs().amax((0, 2, 3))[:, None, None]  # (S, 1, 1)
+    return J / largest.clamp(min=torch.finfo(J.dtype).tiny)
 
 
 # -- S4D: a linear recurrence, so sequences differ only in the answered step's nonlinearity
