@@ -62,9 +62,8 @@ def stability(model, a, b, target, chunk_size=64):
     A and B are tokens (P, T); J_i is output i's row of the Jacobian. At H = 512, 64 pairs
     need 1 GiB.
     """
-    similarity = recurrent_similarity
-    if isinstance(model.layer, common.S4D):
-        similarity = s4d_similarity
+    s4d = isinstance(model.layer, common.S4D)
+    similarity = s4d_similarity if s4d else recurrent_similarity
     # The layer's input is table[token] + by_step[step]: (K+1, G), (T, G)
     table, by_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
     found = []
@@ -151,10 +150,14 @@ def s4d_similarity(layer, inputs, target):
     mixed = F.linear(F.gelu(y), weight, bias)  # a and b
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
     p, q = (part.chunk(2) for part in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
-    w = squared_output_weights(layer, len(inputs) - target)
+    # w up to a factor common to all channels. It excludes the input weight (exp(dt A) - 1) / A,
+    # which is in the state (Gu et al., 2022)
+    decay = (layer.discretise()[0] * (len(inputs) - target)).exp()
+    w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
+    w2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
 
     def inner(m, n):
-        v = grad[m] * grad[n] * w  # (P, H)
+        v = grad[m] * grad[n] * w2  # (P, H)
         ww, wv, vv = v @ (W * W).T, v @ (W * V).T, v @ (V * V).T  # (P, D)
         return p[m] * p[n] * ww + (p[m] * q[n] + q[m] * p[n]) * wv + q[m] * q[n] * vv
 
@@ -163,19 +166,7 @@ def s4d_similarity(layer, inputs, target):
 
 def elementwise_grad(function, x):
     """Return the derivative of an elementwise function, or of F.glu."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(function(x).sum(), x)[0]
-
-
-def squared_output_weights(layer, steps):
-    """Return |w_h|^2 (H,) after `steps`, up to a factor common to all channels.
-
-    w excludes the input weight (exp(dt A) - 1) / A, which is in the state (Gu et al., 2022).
-    """
-    C = torch.view_as_complex(layer.C)
-    w = C * (layer.discretise()[0] * steps).exp()  # (H, N/2)
-    return w.abs().double().square().sum(1)
+    return torch.func.grad(lambda x: function(x).sum())(x)
 
 
 # -- The trials
@@ -186,12 +177,7 @@ class Stability(DualFrequency):
     flags = (
         Flag("model", "lstm", "the layer", choices=("gru", "lstm", "s4d")),
         Flag(
-            "pairs",
-            1024,
-            "pairs in total, over 4 conditions",
-            int,
-            at_least=4,
-            affects_result=False,
+            "pairs", 1024, "pairs in total, over 4 conditions", at_least=4, affects_result=False
         ),
         Flag(
             "target",
@@ -201,7 +187,7 @@ class Stability(DualFrequency):
             at_least=1,
             affects_result=False,
         ),
-        Flag("train", False, "train the trial first if needed", bool, affects_result=False),
+        Flag("train", False, "train the trial first if needed", affects_result=False),
     )
 
     @classmethod
@@ -229,8 +215,7 @@ class Stability(DualFrequency):
         if not 0 < a.snapshot_every <= a.iterations:
             raise UsageError(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
         if a.target > self.length:
-            where = f"outside the input: choose from 1 to {self.length}"
-            raise UsageError(f"--target {a.target} is {where}")
+            raise UsageError(f"--target {a.target} is outside the input, 1 to {self.length}")
 
     def run(self):
         """Train if needed, evaluate unless done, and print stability.json."""
@@ -249,11 +234,11 @@ class Stability(DualFrequency):
     def measure(self):
         """Compute stability.json."""
         args, device = self.args, machine.choose_device(self.args)
-        paths = self.folder.glob("snapshots/*.pt")
-        snapshots = {int(path.stem): path for path in paths if path.stem.isdigit()}
+        snapshots = {int(path.stem): path for path in self.folder.glob("snapshots/*.pt")}
         if not snapshots:
-            hint = "rerun dual_frequency.py --overwrite"
-            raise UsageError(f"{self.folder} has no snapshots: {hint}")
+            raise UsageError(
+                f"{self.folder} has no snapshots: use dual_frequency.py --overwrite"
+            )
         engine = machine.Engine("torch", deterministic=args.deterministic)
         machine.prepare(engine, device, args.hidden)  # training may have set others
         started = time.perf_counter()
@@ -270,8 +255,7 @@ class Stability(DualFrequency):
             means = of_pairs.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
                 found[condition][iteration] = mean
-            words = " ".join(f"{mean:.4f}" for mean in means)
-            print(f"snapshot {iteration}: {words}")
+            print(f"snapshot {iteration}:", *[f"{mean:.4f}" for mean in means])
         return {
             "by_condition": found,
             "task": self.name,
@@ -287,22 +271,14 @@ def over_snapshots(result, conditions):
     return np.mean([list(by_condition[c].values()) for c in conditions], axis=0)
 
 
-def among_rare(result):
-    return over_snapshots(result, AMONG_RARE)[-1]
-
-
-def among_frequent(result):
-    return over_snapshots(result, AMONG_FREQUENT)[-1]
-
-
-def gap(result):
-    return among_frequent(result) - among_rare(result)
+def gaps(result):
+    """Return Frequent - Rare disturbants at each snapshot."""
+    return over_snapshots(result, AMONG_FREQUENT) - over_snapshots(result, AMONG_RARE)
 
 
 def gap_at_first(result):
     """Return the first snapshot's gap minus the mean over all."""
-    gaps = over_snapshots(result, AMONG_FREQUENT) - over_snapshots(result, AMONG_RARE)
-    return gaps[0] - gaps.mean()
+    return gaps(result)[0] - gaps(result).mean()
 
 
 def by_iteration(result):
@@ -313,9 +289,9 @@ def by_iteration(result):
 
 
 METRICS = {
-    "stability among Rare disturbants": among_rare,
-    "stability among Frequent disturbants": among_frequent,
-    "stability: Frequent - Rare disturbants": gap,
+    "stability among Rare disturbants": lambda x: over_snapshots(x, AMONG_RARE)[-1],
+    "stability among Frequent disturbants": lambda x: over_snapshots(x, AMONG_FREQUENT)[-1],
+    "stability: Frequent - Rare disturbants": lambda x: gaps(x)[-1],
 }
 OPTIONS = dict(
     curves=by_iteration,
