@@ -110,7 +110,7 @@ def measure(name, device, words):
     task = cli.parse_task(Beyond, [*flags, *words])
     task.build(device)
     engine = machine.choose_engine(task.args, device)
-    plain = engine._replace(name="torch", compiled=False)
+    plain = engine._replace(engine="torch", compiled=False)
     engines = {"plain": plain._replace(onednn=False), "torch": plain, "suite": engine}
     machine.prepare(engine, device, task.args.hidden)
     steps = {"plain": plain_step(task, device)}

@@ -52,7 +52,7 @@ def gpus_of_jobs(args):
 class Engine(NamedTuple):
     """Implementation and numerical settings of a trial."""
 
-    name: str  # "fast" or "torch"
+    engine: str  # "fast" or "torch"
     compiled: bool = False
     precision: str = "fp32"  # of matmuls
     graph: bool = False  # capture training steps as CUDA graphs
@@ -62,9 +62,8 @@ class Engine(NamedTuple):
     def features(self, model, batch):
         """Compute model.features(batch)."""
         bf16 = self.precision == "bf16" and torch.is_grad_enabled()  # in training only
-        device_type = "cuda" if batch.inputs.is_cuda else "cpu"
-        with torch.autocast(device_type, torch.bfloat16, enabled=bf16):
-            if self.name == "fast":
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            if self.engine == "fast":
                 return fast.features(model, batch, self.compiled)
             return model.features(batch)
 
@@ -84,14 +83,16 @@ def onednn_is_exact():
 def choose_engine(args, device):
     """Return the engine, which depends only on flags and device: a resumed trial keeps it."""
     cuda, name = device.type == "cuda", args.engine
-    supported = name != "torch" and common.LAYERS[args.model] in fast.LAYERS
-    supported = supported and common.ENCODINGS[args.pe].fast
-    if name == "fast" and not supported:
-        model = f"--model {args.model} with --pe {args.pe}"
-        raise UsageError(f"--engine fast does not support {model} (use torch)")
-    if name == "auto":
-        small_lstm = args.model == "lstm" and args.hidden <= 64  # torch.nn is fast for these
-        name = "fast" if supported and (cuda or not small_lstm) else "torch"
+    if name != "torch":
+        layer, encoding = common.LAYERS[args.model], common.ENCODINGS[args.pe]
+        supported = layer in fast.LAYERS and encoding.fast
+        if name == "fast" and not supported:
+            model = f"--model {args.model} with --pe {args.pe}"
+            raise UsageError(f"--engine fast does not support {model} (use torch)")
+        # torch.nn is fast for small LSTMs on a CPU
+        small_lstm = not cuda and args.model == "lstm" and args.hidden <= 64
+        if name == "auto":
+            name = "fast" if supported and not small_lstm else "torch"
     compiled = cuda and name == "fast" and graphs.compiles()
     precision = args.precision or ("tf32" if cuda else "fp32")
     large = args.hidden >= 128  # MKL is faster for small matmuls
@@ -133,10 +134,13 @@ def peak_memory(device):
 
 def git(*words):
     """Return the output of a git command in this folder; None if it fails."""
-    command = ["git", "--no-optional-locks", *words]
-    options = dict(cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, errors="replace")
     try:
-        return subprocess.check_output(command, **options).strip()
+        return subprocess.check_output(
+            ["git", "--no-optional-locks", *words],
+            cwd=Path(__file__).parent,
+            stderr=subprocess.DEVNULL,
+            errors="replace",
+        ).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -174,10 +178,6 @@ def provenance(engine, device):
         "numpy": np.__version__,
         "python": platform.python_version(),
         "device": device_name(device),
-        "engine": engine.name,
-        "compiled": engine.compiled,
-        "precision": engine.precision,
-        "graph": engine.graph,
-        "deterministic": engine.deterministic,
+        **engine._asdict(),
         "threads": torch.get_num_threads(),
     }
