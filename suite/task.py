@@ -126,11 +126,11 @@ class Task:
             **self.encoding_options(),
         )
 
-    def trained_model(self, device="cpu"):
-        """Return the model of a finished trial; also build the held-out set."""
-        self.build(device)
-        model = self.model().to(device)
-        model.load_state_dict(files.load(self.folder / "last.pt", device)["model"])
+    def trained_model(self):
+        """Return the model of a finished trial, on the CPU; also build the held-out set."""
+        self.build("cpu")
+        model = self.model()
+        model.load_state_dict(files.load(self.folder / "last.pt", "cpu")["model"])
         return model
 
     def rate(self, i):
@@ -152,8 +152,8 @@ class Task:
 
     def test_rows(self, device):
         """Return the held-out rows, (N, W) integers, as a function of the seed alone."""
-        count, stream = self.args.held_out, (self.seed, common.HELD_OUT)
-        return common.distinct_rows(self.draw, count, *stream, device=device)
+        stream = self.seed, common.HELD_OUT
+        return common.distinct_rows(self.draw, self.args.held_out, *stream, device=device)
 
     def with_commands(self, rows):
         """Append L commands to each row: (B, L) -> (B, 2L)."""
@@ -195,7 +195,7 @@ class Task:
         """Return inputs, targets and predictions for the last two held-out sequences."""
         batch = self.test_batch().rows(slice(-2, None))  # the longest, if lengths vary
         predictions, _ = self.predict(model, engine, batch)
-        read = batch.inputs[:, : batch.inputs.shape[1] - batch.commands]
+        read = batch.inputs[:, : self.positions() - batch.commands]
         rows = zip(read.tolist(), batch.targets.tolist(), predictions.tolist())
         return [dict(zip(("read", "wanted", "answered"), row)) for row in rows]
 

@@ -61,7 +61,7 @@ class Training:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of curve.csv
         self.iteration, self.seconds, self.rows = 0, 0.0, []
-        self.generators = [torch, torch.cuda][: 2 if device.type == "cuda" else 1]
+        self.generators = [torch, torch.cuda] if device.type == "cuda" else [torch]
         self.earlier = []  # records of earlier processes of this trial
         self.record = {
             "task": task.name,
@@ -104,9 +104,8 @@ class Training:
     def train_on(self, batch):
         """Take a training step without host-device synchronisation, as CUDA graphs require."""
         score = graphs.pointwise(common.score, self.engine.compiled)
-        features, clip = self.engine.features, self.args.clip
         loss, accuracy = common.train_step(
-            self.model, features, batch, self.optimizer, clip, score
+            self.model, self.engine.features, batch, self.optimizer, self.args.clip, score
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
@@ -128,8 +127,7 @@ class Training:
     def tensors(self):
         """Return the tensors that a training step changes."""
         moments = [x for state in self.optimizer.state.values() for x in state.values()]
-        model = [*self.model.parameters(), *self.model.buffers()]
-        return [*model, *moments, *self.sums.values()]
+        return [*self.model.parameters(), *self.model.buffers(), *moments, *self.sums.values()]
 
     # -- setup, checkpoints and results
 
@@ -147,7 +145,8 @@ class Training:
 
     def load_checkpoint(self):
         """Load last.pt or, if it is damaged, previous.pt; the final result is the same."""
-        for path in (self.folder / "last.pt", self.folder / "previous.pt"):
+        for name in "last.pt", "previous.pt":
+            path = self.folder / name
             try:
                 if path.exists():
                     saved = files.load(path, self.device)
@@ -189,8 +188,9 @@ class Training:
             "rng_states": [generator.get_rng_state() for generator in self.generators],
             "processes": [*self.earlier, self.record | {"until": self.iteration}],
         }
-        rows = [["iteration,loss,accuracy,learning_rate,seconds"], *self.rows]
-        curve = "".join(f"{','.join(map(str, row))}\n" for row in rows)
+        curve = "iteration,loss,accuracy,learning_rate,seconds\n"
+        for row in self.rows:
+            curve += f"{','.join(map(str, row))}\n"
         files.write(self.folder / "curve.csv", curve.encode())
         files.save(self.folder / "last.pt", content, keep=self.folder / "previous.pt")
 
@@ -227,9 +227,8 @@ class Training:
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
         left = format_eta((iterations / i - 1) * self.seconds)
-        means = f"accuracy {accuracy:.4f}  loss {loss:.4f}"
-        speed = f"iteration {i}/{iterations}, {i / self.seconds:.3g}/s"
-        return f"{i / iterations:.0%}  {left}  {means}  {speed}"
+        done = f"{i / iterations:.0%}  {left}  accuracy {accuracy:.4f}  loss {loss:.4f}"
+        return f"{done}  iteration {i}/{iterations}, {i / self.seconds:.3g}/s"
 
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
