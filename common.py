@@ -518,12 +518,15 @@ class HeldOut:
 
 # -- Metrics (section 4.1, Fig. 2)
 @torch.no_grad()
-def predict(features, readout, batch, batch_size):
-    """Return predictions and cross-entropies, (N, M) each; `batch_size` rows at a time."""
+def predict(features, model, batch, batch_size):
+    """Return predictions and cross-entropies, (N, M) each; `batch_size` rows at a time.
+
+    `features(model, batch)` is an engine's forward pass.
+    """
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
         chunk = batch.rows(slice(start, start + batch_size))
-        logits = readout(features(chunk))  # (M, b, K)
+        logits = model.readout(features(model, chunk))  # (M, b, K)
         predictions.append(logits.argmax(-1).T)
         targets = chunk.targets.T  # (M, b)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")

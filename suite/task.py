@@ -1,6 +1,5 @@
 """Base class of the tasks; README.md has an example of a subclass."""
 
-import functools
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -179,22 +178,17 @@ class Task:
     def test_batch(self):
         return self.make_batch(self.held_out.rows)
 
-    def predict(self, model, engine, batch):
-        """Return predictions and cross-entropies, (N, M) each."""
-        features = functools.partial(engine.features, model)
-        return common.predict(features, model.readout, batch, self.batch)
-
     def evaluate(self, model, engine):
         """Return {metric: value} on the held-out set."""
         batch = self.test_batch()
-        predictions, losses = self.predict(model, engine, batch)
+        predictions, losses = common.predict(engine.features, model, batch, self.batch)
         metrics = common.sequence_metrics(batch, predictions, losses)
         return self.summarise(metrics, (predictions == batch.targets).cpu().numpy())
 
     def examples(self, model, engine):
         """Return inputs, targets and predictions for the last two held-out sequences."""
         batch = self.test_batch().rows(slice(-2, None))  # the longest, if lengths vary
-        predictions, _ = self.predict(model, engine, batch)
+        predictions, _ = common.predict(engine.features, model, batch, self.batch)
         read = batch.inputs[:, : self.positions() - batch.commands]
         rows = zip(read.tolist(), batch.targets.tolist(), predictions.tolist())
         return [dict(zip(("read", "wanted", "answered"), row)) for row in rows]
