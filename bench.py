@@ -100,27 +100,27 @@ def milliseconds(step, engine, count, device):
 
 def measure(name, device, words):
     model, encoding, vocab, *desk = name.split("-")
-    flags = ["--model", model, "--pe", encoding, "--vocab", vocab]
+    flags = f"--model {model} --pe {encoding} --vocab {vocab}"
     if desk:
-        flags += ["--scale", "desk", "--length", "32"]
+        flags += " --scale desk --length 32"
     count = 20
     if device.type == "cpu":
-        flags += ["--batch", str(CONFIGURATIONS[name])]
+        flags += f" --batch {CONFIGURATIONS[name]}"
         count = 10 if desk else 1
-    task = cli.parse_task(Beyond, [*flags, *words])
+    task = cli.parse_task(Beyond, [*flags.split(), *words])
     task.build(device)
     engine = machine.choose_engine(task.args, device)
     plain = engine._replace(engine="torch", compiled=False)
-    engines = {"plain": plain._replace(onednn=False), "torch": plain, "suite": engine}
     machine.prepare(engine, device, task.args.hidden)
-    steps = {"plain": plain_step(task, device)}
-    for column in ("torch", "suite"):
-        steps[column] = suite_step(task, engines[column], device)
-    times = {column: [] for column in steps}
-    for _ in range(1 + REPEATS):
-        for column, step in steps.items():
-            times[column].append(milliseconds(step, engines[column], count, device))
-    return {"batch": task.batch, **{column: found[1:] for column, found in times.items()}}
+    timed = (
+        (plain._replace(onednn=False), plain_step(task, device)),
+        (plain, suite_step(task, plain, device)),
+        (engine, suite_step(task, engine, device)),
+    )
+    rounds = []
+    for _ in range(1 + REPEATS):  # the first is a warm-up
+        rounds.append([milliseconds(step, engine, count, device) for engine, step in timed])
+    return {"batch": task.batch, **dict(zip(COLUMNS, zip(*rounds[1:])))}
 
 
 def table(content):
@@ -130,9 +130,8 @@ def table(content):
     rows = [["", "batch", *COLUMNS, "plain/suite", "torch/suite"]]
     for name, found in content["configurations"].items():
         ms = {c: statistics.median(found[c]) for c in COLUMNS if c in found}
-        ratios = {c: ms[c] / ms["suite"] for c in ms}
         words = [f"{ms[c]:.4g}" if c in ms else "-" for c in COLUMNS]
-        words += [f"{ratios[c]:.2f}" if c in ms else "-" for c in ("plain", "torch")]
+        words += [f"{ms[c] / ms['suite']:.2f}" if c in ms else "-" for c in COLUMNS[:2]]
         rows.append([name, str(found["batch"]), *words])
     yield from align(rows)
 
@@ -149,8 +148,7 @@ def ms_per_sequence(content):
 
 def hours(task, times):
     """Estimate a trial's hours."""
-    args, lstm = task.args, times["lstm"]
-    known = times[args.model]
+    args, known, lstm = task.args, times[task.args.model], times["lstm"]
     nearest = min(known, key=lambda k: abs(math.log(k / args.vocab)))
     few, many = min(lstm), max(lstm)
     ms_per_integer = (lstm[many] - lstm[few]) / (many - few)
@@ -161,17 +159,13 @@ def hours(task, times):
 
 def costs(content):
     """Yield lines with each paper figure's cost."""
-    needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
-    if not needed <= content["configurations"].keys():
-        return
     times, all_trials = ms_per_sequence(content), {}
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
     for task_class in PAPER_TASKS:
-        typed = cli.parse(task_class, [])
         for name, figure in task_class.figures.items():
             if "paper" in figure.grids:
-                trials = cli.trials_of_figure(task_class, typed, name)
+                trials = cli.trials_of_figure(task_class, {}, name)
                 figure_hours = {trial.folder: hours(trial.task, times) for trial in trials}
                 yield format_row(f"{task_class.script()} {name}", figure_hours)
                 all_trials |= figure_hours
@@ -185,11 +179,16 @@ def format_row(name, found):
 
 
 def main():
-    raw = RawDescriptionHelpFormatter
-    parser = cli.Parser("bench.py", description=__doc__, formatter_class=raw)
-    names = f"configurations to time (default: {', '.join(CONFIGURATIONS)})"
-    options = dict(choices=CONFIGURATIONS, nargs="+", metavar="NAME", help=names)
-    parser.add_argument("--only", default=CONFIGURATIONS, **options)
+    parser = cli.Parser(
+        "bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        choices=CONFIGURATIONS,
+        nargs="+",
+        metavar="NAME",
+        help=f"configurations to time (default: {', '.join(CONFIGURATIONS)})",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="save timings")
     args, words = parser.parse_known_args()
     typed = cli.parse(Reverse, words)
@@ -197,14 +196,14 @@ def main():
     if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
     content = machine.provenance(machine.Engine("fast"), device)
-    measured = {name: measure(name, device, words) for name in args.only}
+    names = args.only or CONFIGURATIONS
+    measured = {name: measure(name, device, words) for name in names}
     content |= {"repeats": REPEATS, "configurations": measured}
     if args.json:
         files.write_json(args.json, content)
-    lines = list(table(content))
-    if typed.keys() <= {"device", "precision"}:  # other flags change the sizes
-        lines += costs(content)
-    print(*lines, sep="\n")
+    print(*table(content), sep="\n")
+    if not args.only and typed.keys() <= {"device", "precision"}:  # others change the sizes
+        print(*costs(content), sep="\n")
 
 
 if __name__ == "__main__":
