@@ -136,18 +136,8 @@ def table(content):
     yield from align(rows)
 
 
-def ms_per_sequence(content):
-    """Return {model: {K: milliseconds per sequence of L = 64}} of the suite."""
-    times = defaultdict(dict)
-    for name, found in content["configurations"].items():
-        model, _, vocab, *desk = name.split("-")
-        if not desk:
-            times[model][int(vocab)] = statistics.median(found["suite"]) / found["batch"]
-    return times
-
-
 def hours(task, times):
-    """Estimate a trial's hours."""
+    """Estimate a trial's hours from {model: {K: milliseconds per sequence of L = 64}}."""
     args, known, lstm = task.args, times[task.args.model], times["lstm"]
     nearest = min(known, key=lambda k: abs(math.log(k / args.vocab)))
     few, many = min(lstm), max(lstm)
@@ -159,7 +149,11 @@ def hours(task, times):
 
 def costs(content):
     """Yield lines with each paper figure's cost."""
-    times, all_trials = ms_per_sequence(content), {}
+    times, all_trials = defaultdict(dict), {}
+    for name, found in content["configurations"].items():
+        model, _, vocab, *desk = name.split("-")
+        if not desk:
+            times[model][int(vocab)] = statistics.median(found["suite"]) / found["batch"]
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
     for task_class in PAPER_TASKS:

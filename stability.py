@@ -78,8 +78,7 @@ def weighted_cosine(inner):
     """Return (P,) from inner(m, n) = <J_i^m, J_i^n> (P, D); 0 is A and 1 is B."""
     ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
     total = (aa * bb).sqrt().sum(-1)  # normalises the weights
-    smallest = torch.finfo(torch.double).tiny
-    return (ab.sum(-1) / total.clamp(min=smallest)).clamp(-1, 1)
+    return (ab.sum(-1) / total.clamp(min=torch.finfo(total.dtype).tiny)).clamp(-1, 1)
 
 
 # -- GRU and LSTM: product of step Jacobians, from the answered step to the target
@@ -192,10 +191,8 @@ class Stability(DualFrequency):
 
     @classmethod
     def defaults(cls, args):
-        target = 1
-        if args.model == "s4d":
-            target = max(1, round(23 * args.length / 64))
-        return super().defaults(args) | dict(target=target)
+        s4d_target = max(1, round(23 * args.length / 64))
+        return super().defaults(args) | dict(target=s4d_target if args.model == "s4d" else 1)
 
     def __init__(self, args, config, folder):
         # --overwrite repeats only this part
