@@ -231,7 +231,8 @@ class Stability(DualFrequency):
     def measure(self):
         """Compute stability.json."""
         args, device = self.args, machine.choose_device(self.args)
-        snapshots = {int(path.stem): path for path in self.folder.glob("snapshots/*.pt")}
+        paths = self.folder.glob("snapshots/*.pt")
+        snapshots = {int(path.stem): path for path in paths if path.stem.isdigit()}
         if not snapshots:
             raise UsageError(
                 f"{self.folder} has no snapshots: use dual_frequency.py --overwrite"
