@@ -131,14 +131,6 @@ class WikiText(Task):
         known_perplexity = common.perplexity(known_loss / known_count)
         return known_perplexity, common.perplexity(total_loss / count)
 
-    def unigram_perplexity(self):
-        """Return test perplexity (known targets) of a unigram model with add-one smoothing."""
-        frequency = np.bincount(self.splits["train"].tokens, minlength=self.vocab) + 1
-        test = self.splits["test"]
-        targets = pack(test, np.arange(len(test.starts))).targets.numpy()
-        log_prob = np.log(frequency / frequency.sum())[targets[targets != UNKNOWN]]
-        return common.perplexity(-log_prob.mean())
-
     def examples(self, model, engine):
         return []
 
@@ -148,14 +140,7 @@ class WikiText(Task):
             known, every = self.perplexities(model, self.splits[name], engine)
             metrics[f"{name}_perplexity"] = known
             metrics[f"{name}_perplexity_with_unknown"] = every
-        splits = self.splits.items()
-        unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
-        return metrics | {
-            "unigram_test_perplexity": self.unigram_perplexity(),
-            "paragraphs": {name: split.paragraphs for name, split in splits},
-            "tokens": {name: len(split.tokens) for name, split in splits},
-            "unknown_tokens": unknown,
-        }
+        return metrics
 
 
 @functools.lru_cache(1)
@@ -312,7 +297,6 @@ class Split:
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
         self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
-        self.paragraphs = len(ends) - 1
         # (P,) paragraphs kept
         self.starts = ends[:-1][counts > 0]
         self.counts = counts[counts > 0]

@@ -1926,7 +1926,6 @@ def test_language_model_learns_and_refuses_another_text_or_other_tokens():
     known = [n for pieces in PIECES for n in pieces[1:33] if n]
     shares = [(seen[n] + 1) / (seen.total() + 40) for n in known]
     unigram = 1 / np.exp(np.mean(np.log(shares)))
-    close(metrics["unigram_test_perplexity"], unigram, 1e-12)
     assert metrics["test_perplexity"] < unigram / 2
     for other in dict(text="another"), dict(paragraphs=PIECES[1:]):
         write_lm_tokens(**other)
