@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils import rnn
 
 import common
 from common import Batch, UsageError, select
@@ -50,10 +50,10 @@ class PackedModel(common.Model):
 
     def features(self, batch):
         """Return the layer's outputs at the target rows, (N, H)."""
-        packed = PackedSequence(self.embedding(batch.inputs), batch.sizes)
-        tokens, lengths = pad_packed_sequence(packed)  # (T, B, E)
+        packed = rnn.PackedSequence(self.embedding(batch.inputs), batch.sizes)
+        tokens, lengths = rnn.pad_packed_sequence(packed)  # (T, B, E)
         h = self.layer(self.encoding.join(tokens), slice(None))
-        return select(pack_padded_sequence(h, lengths).data, batch.steps)
+        return select(rnn.pack_padded_sequence(h, lengths).data, batch.steps)
 
 
 class WikiText(Task):
@@ -94,31 +94,32 @@ class WikiText(Task):
 
     def build(self, device):
         self.device = device
-        self.splits = {split: Split(self.tokens, split, self.length) for split in SPLITS}
+        self.splits = {split: read_split(self.tokens, split, self.length) for split in SPLITS}
 
     def positions(self):
         return self.length
 
     def paragraphs_of_batch(self, i):
         """Return batch i's paragraphs (B,); a batch may span two or more epochs."""
-        count = len(self.splits["train"].starts)
+        count = len(self.splits["train"])
         indices = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
         return np.array([permutation(self.seed, epoch, count)[n] for epoch, n in indices])
 
     def training_batch(self, i):
-        batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
+        train = self.splits["train"]
+        batch = pack([train[n] for n in self.paragraphs_of_batch(i)])
         if self.device.type == "cuda":  # a graph for each size
             batch = pad_to_few_sizes(batch, self.length, self.vocab)
         return move(batch, self.device)
 
     @torch.no_grad()
-    def perplexities(self, model, split, engine):
-        """Return a split's perplexity on known targets and on all targets."""
+    def perplexities(self, model, paragraphs, engine):
+        """Return the perplexity of paragraphs on known targets and on all targets."""
         chunk_size = common.rows_per_chunk(model.readout.weight)
-        known_loss, known_count, total_loss = 0, 0, 0
-        by_length = np.argsort(split.counts, kind="stable")  # groups similar lengths
-        for start in range(0, len(by_length), self.batch):
-            part = move(pack(split, by_length[start : start + self.batch]), self.device)
+        known_loss = known_count = total_loss = total_count = 0
+        paragraphs = sorted(paragraphs, key=len)  # groups similar lengths
+        for start in range(0, len(paragraphs), self.batch):
+            part = move(pack(paragraphs[start : start + self.batch]), self.device)
             h, losses = engine.features(model, part), []
             for x, targets in zip(h.split(chunk_size), part.targets[0].split(chunk_size)):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
@@ -127,9 +128,9 @@ class WikiText(Task):
             known_loss += losses @ known
             known_count += known.sum()
             total_loss += losses.sum()
-        count = split.counts.sum()
+            total_count += len(losses)
         known_perplexity = common.perplexity(known_loss / known_count)
-        return known_perplexity, common.perplexity(total_loss / count)
+        return known_perplexity, common.perplexity(total_loss / total_count)
 
     def examples(self, model, engine):
         return []
@@ -190,23 +191,18 @@ WikiText.figures["fig15"] = Figure(
 
 
 # -- Batches and the forward pass
-def pack(split, chosen):
-    """Pack the chosen paragraphs of a split into a batch of N (piece, next piece) pairs.
+def pack(paragraphs):
+    """Pack paragraphs into a batch of N (piece, next piece) pairs.
 
     As in torch's PackedSequence, the longest paragraph comes first. inputs (N,) are those of
     step 0, then those of step 1, ...; targets (1, N); sizes (T,), on the CPU, counts the
     paragraphs at each step. Unknown pieces are not scored.
     """
-    chosen = chosen[np.argsort(-split.counts[chosen], kind="stable")]
-    starts, counts = split.starts[chosen], split.counts[chosen]
-    steps = np.arange(counts[0])
-    sizes = np.searchsorted(-counts, -steps)
-    indices = np.repeat(steps, sizes) + np.concatenate([starts[:size] for size in sizes])
-    inputs, targets = (
-        torch.from_numpy(split.tokens[i].astype(np.int64)) for i in (indices, indices + 1)
-    )
-    known = targets != UNKNOWN
-    return Batch(inputs, targets[None], slice(None), known[None], sizes=torch.from_numpy(sizes))
+    paragraphs = sorted(paragraphs, key=len, reverse=True)
+    tokens = [torch.tensor(x, dtype=torch.int64) for x in paragraphs]
+    inputs, sizes, *_ = rnn.pack_sequence([x[:-1] for x in tokens])
+    targets = rnn.pack_sequence([x[1:] for x in tokens]).data[None]
+    return Batch(inputs, targets, slice(None), targets != UNKNOWN, sizes=sizes)
 
 
 def pad_to_few_sizes(batch, max_steps, vocab):
@@ -290,16 +286,12 @@ def make_tokens(data, vocab, folder):
     files.write(folder / "pieces.model", model.getvalue())
 
 
-class Split:
-    """Hold a split's tokens, and its paragraphs that have at least one target."""
-
-    def __init__(self, folder, name, length):
-        ends = np.fromfile(folder / f"{name}.ends", "<i8")
-        counts = np.minimum(np.diff(ends) - 1, length)
-        self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
-        # (P,) paragraphs kept
-        self.starts = ends[:-1][counts > 0]
-        self.counts = counts[counts > 0]
+def read_split(folder, name, length):
+    """Return the paragraphs that have a target, cut to `length` targets."""
+    tokens = np.fromfile(folder / f"{name}.tokens", "<u2")
+    ends = np.fromfile(folder / f"{name}.ends", "<i8")
+    paragraphs = np.split(tokens, ends[1:-1])
+    return [x[: length + 1] for x in paragraphs if len(x) > 1]
 
 
 if __name__ == "__main__":
