@@ -217,12 +217,13 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     time = min(max_steps, math.ceil(len(batch.sizes) / STEPS) * STEPS)
     sizes = F.pad(batch.sizes, (0, time - len(batch.sizes)))
     real = (torch.arange(paragraphs) < sizes[:, None]).flatten()  # (T B,)
-    indices = torch.cat([real.nonzero()[:, 0], (~real).nonzero()[:, 0]])
-    count = math.ceil(pairs * PARTS / len(indices)) * len(indices) // PARTS
-    inputs = (torch.arange(len(indices)) % vocab).index_copy_(0, indices[:pairs], batch.inputs)
+    inputs = torch.arange(len(real)) % vocab
+    inputs[real] = batch.inputs
+    count = math.ceil(pairs * PARTS / len(real)) * len(real) // PARTS
+    steps = (~real).byte().argsort(stable=True)[:count]  # real rows first
     targets = F.pad(batch.targets, (0, count - pairs), value=UNKNOWN)
     sizes = torch.full_like(sizes, paragraphs)
-    return Batch(inputs, targets, indices[:count], targets != UNKNOWN, sizes=sizes)
+    return Batch(inputs, targets, steps, targets != UNKNOWN, sizes=sizes)
 
 
 def move(batch, device):
