@@ -42,11 +42,7 @@ STEPS, PARTS = 64, 16  # padding granularity, see pad_to_few_sizes
 
 
 class PackedModel(common.Model):
-    """Model without a command, for packed batches."""
-
-    def __init__(self, layer, encoding, vocab, embed, *sizes, **encoding_options):
-        super().__init__(layer, encoding, vocab, embed, *sizes, **encoding_options)
-        self.embedding = nn.Embedding(vocab, embed)
+    """Model for packed batches."""
 
     def features(self, batch):
         """Return the layer's outputs at the target rows, (N, H)."""
@@ -98,6 +94,11 @@ class WikiText(Task):
 
     def positions(self):
         return self.length
+
+    def model(self):
+        model = super().model()
+        model.embedding = nn.Embedding(self.vocab, self.args.embed)  # no command
+        return model
 
     def paragraphs_of_batch(self, i):
         """Return batch i's paragraphs (B,); a batch may span two or more epochs."""
