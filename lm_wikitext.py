@@ -78,13 +78,12 @@ class WikiText(Task):
         data = Path(self.args.data)
         text = text_sha256(data)
         self.tokens = data / f"tokens-K{self.vocab}-{text[:16]}"
-        pieces = self.tokens / "pieces.model"
+        if not (self.tokens / "pieces.model").exists():
+            if not self.args.prepare:
+                raise UsageError("no tokens yet: first run this command with --prepare")
+            make_tokens(data, self.vocab, self.tokens)
         if self.args.prepare:
-            if not pieces.exists():
-                make_tokens(data, self.vocab, self.tokens)
             raise files.End(0, f"tokens in {self.tokens}")
-        if not pieces.exists():
-            raise UsageError("no tokens yet: first run this command with --prepare")
         tokens = tuple(sorted(self.tokens.glob("[a-z]*")))  # all that make_tokens wrote
         self.config |= {"text_sha256": text, "tokens_sha256": digest(tokens)}
 
