@@ -64,10 +64,10 @@ class WikiText(Task):
     }
     flags = (
         Flag("model", "lstm", "the layer", choices=("gru", "lstm")),
-        Flag("vocab", 32768, "number of pieces, K", int, at_least=2, below=2**16 + 1),
-        Flag("length", 1024, "maximum predicted tokens per paragraph", int, at_least=1),
+        Flag("vocab", 32768, "number of pieces, K", at_least=2, below=2**16 + 1),
+        Flag("length", 1024, "maximum predicted tokens per paragraph", at_least=1),
         Flag("data", "data/wikitext-103-raw", f"folder of {NAMES}", affects_result=False),
-        Flag("prepare", False, "tokenize --data and exit", bool, affects_result=False),
+        Flag("prepare", False, "tokenize --data and exit", affects_result=False),
     )
     unused_flags = ("held_out", "encode")
     one_graph = False  # batches vary in size
