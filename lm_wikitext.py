@@ -32,7 +32,7 @@ from torch.nn.utils import rnn
 
 import common
 from common import Batch, UsageError, select
-from suite.figures import BOTH, Figure, cross, name_of
+from suite.figures import BOTH, Figure, cross
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
@@ -120,9 +120,12 @@ class WikiText(Task):
         paragraphs = sorted(paragraphs, key=len)  # groups similar lengths
         for start in range(0, len(paragraphs), self.batch):
             part = move(pack(paragraphs[start : start + self.batch]), self.device)
-            h, losses = engine.features(model, part), []
-            for x, targets in zip(h.split(chunk_size), part.targets[0].split(chunk_size)):
-                losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
+            features = engine.features(model, part).split(chunk_size)
+            targets = part.targets[0].split(chunk_size)
+            losses = [
+                F.cross_entropy(model.readout(h), y, reduction="none")
+                for h, y in zip(features, targets)
+            ]
             losses = torch.cat(losses).double()
             known = part.weight[0].double()
             known_loss += losses @ known
@@ -166,7 +169,7 @@ def early_perplexity(result):
 def curve(result):
     perplexity = np.exp(result.curve["loss"])
     points = dict(zip(result.curve["iteration"], perplexity))
-    yield name_of(result.flags["model"]), result.flags["pe"], points
+    yield "LSTM", result.flags["pe"], points
 
 
 WikiText.figures["table1"] = Figure(
@@ -213,7 +216,7 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     follows a paragraph's end or has an unknown target, and thus changes no result. It
     cycles through all pieces: gradients of a single repeated piece add up slowly.
     """
-    paragraphs, pairs = int(batch.sizes[0]), len(batch.inputs)
+    paragraphs, pairs = batch.sizes[0], len(batch.inputs)
     time = min(max_steps, math.ceil(len(batch.sizes) / STEPS) * STEPS)
     sizes = F.pad(batch.sizes, (0, time - len(batch.sizes)))
     real = (torch.arange(paragraphs) < sizes[:, None]).flatten()  # (T B,)
@@ -263,8 +266,7 @@ def make_tokens(data, vocab, folder):
     import sentencepiece
 
     texts = {split: read_paragraphs(data / f"wiki.{split}.raw") for split in SPLITS}
-    wait = "may take minutes; Ctrl-C takes effect afterwards"
-    print(f"learning {vocab} pieces: {wait}")
+    print(f"learning {vocab} pieces: may take minutes; Ctrl-C takes effect afterwards")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -281,7 +283,7 @@ def make_tokens(data, vocab, folder):
     folder.mkdir(exist_ok=True)
     for split, paragraphs in texts.items():
         tokens = [np.array(processor.encode(x), "<u2") for x in paragraphs]
-        ends = np.cumsum([0, *map(len, tokens)]).astype("<i8")
+        ends = np.cumsum([0, *map(len, tokens)])
         files.write(folder / f"{split}.tokens", np.concatenate(tokens).tobytes())
         files.write(folder / f"{split}.ends", ends.tobytes())
     files.write(folder / "pieces.model", model.getvalue())
