@@ -240,7 +240,7 @@ def move(batch, device):
     return Batch(*moved)._replace(sizes=batch.sizes)
 
 
-# -- Text and tokens: per split, a flat uint16 array and the offsets of its paragraphs
+# -- Text and tokens: files of each split hold its uint16 tokens and where paragraphs end
 def text_sha256(data):
     raw = tuple(data / f"wiki.{split}.raw" for split in SPLITS)
     if not all(path.is_file() for path in raw):
