@@ -154,7 +154,6 @@ class Shakespeare(Task):
             "train_tokens": len(self.parts[0]),
             "valid_tokens": len(self.parts[1]),
             "valid_characters": sum(len(self.types[n]) for n in self.parts[1].tolist()),
-            "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
             "score_by_distance": score_by_distance(model, valid[: self.eval_batch, :-1]),
         }
 
