@@ -43,6 +43,7 @@ class Shakespeare(Task):
     scales = {
         "paper": dict(
             iterations=1000,
+            batch=32,
             lr=1e-4,
             clip=0.0,
             save_every=100,
@@ -50,24 +51,17 @@ class Shakespeare(Task):
             engine="torch",
         ),
         "desk": dict(
-            layers=4,
-            heads=4,
-            width=128,
-            context=64,
-            batch=8,
-            lr=1e-3,
-            iterations=400,
+            layers=4, heads=4, width=128, context=64, batch=8, lr=1e-3, iterations=400
         ),
         "smoke": SMOKE | dict(layers=2, heads=2, width=16, context=8, batch=4),
     }
     flags = (
         Flag("pe", "rotary", "positional encoding", choices=ENCODINGS),
         Flag("tokenizer", "char", "tokenization", choices=TOKENIZERS),
-        Flag("layers", 6, "Transformer blocks, L", int, at_least=1, below=100),
-        Flag("heads", 6, "attention heads per block, H", int, at_least=1, below=1000),
-        Flag("context", 256, "context length in tokens, T", int, at_least=2, below=20_000),
-        Flag("width", 384, "embedding size, D", int, at_least=1, below=20_000),
-        Flag("batch", 32, "windows per iteration", int, at_least=1),
+        Flag("layers", 6, "Transformer blocks, L", at_least=1, below=100),
+        Flag("heads", 6, "attention heads per block, H", at_least=1, below=1000),
+        Flag("context", 256, "context length in tokens, T", at_least=2, below=20_000),
+        Flag("width", 384, "embedding size, D", at_least=1, below=20_000),
         Flag("data", "data/tinyshakespeare.txt", "a text file", affects_result=False),
     )
     unused_flags = (
