@@ -81,7 +81,7 @@ class Shakespeare(Task):
 
     @classmethod
     def defaults(cls, args):
-        return dict(warmup=0, snapshot_every=0)
+        return {}
 
     def check(self):
         a = self.args
