@@ -93,8 +93,9 @@ class Shakespeare(Task):
         path = Path(self.args.data)
         if not path.is_file():
             raise UsageError(f"no text at --data {path}; see --help for the download")
-        self.text = path.read_bytes().decode()
-        self.config["text_sha256"] = hashlib.sha256(self.text.encode()).hexdigest()
+        text = path.read_bytes()
+        self.text = text.decode()
+        self.config["text_sha256"] = hashlib.sha256(text).hexdigest()
 
     def rate(self, i):
         return self.args.lr
@@ -102,10 +103,9 @@ class Shakespeare(Task):
     def build(self, device):
         context = self.args.context
         self.types, *self.parts = tokenize(self.text, self.args.tokenizer)
-        shorter = min(map(len, self.parts))
-        if context >= shorter:
-            why = f"a split has {shorter} tokens"
-            raise UsageError(f"--context {context} needs a longer text: {why}")
+        limit = min(map(len, self.parts))
+        if context >= limit:
+            raise UsageError(f"--context {context} must be below {limit}, a split's tokens")
         self.eval_batch = max(1, 2**14 // context)  # windows per evaluation batch
         self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.parts]
 
