@@ -260,27 +260,22 @@ class Rotary(common.Sinusoid):
 
     def forward(self, x):
         waves = (math.sqrt(self.size / 2) * self.vectors(x.shape[-2])).to(x.dtype)  # (T, d)
-        sin, cos, a, b = waves[:, 0::2], waves[:, 1::2], x[..., 0::2], x[..., 1::2]
+        sin, cos, a, b = waves[:, ::2], waves[:, 1::2], x[..., ::2], x[..., 1::2]
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
 
 class Position(nn.Module):
-    """Map embeddings X (B, T, D) to X + P, LayerNorm(X) + P (Eq. 9) or, without P, X."""
+    """Map embeddings X (B, T, D) to X + P or LayerNorm(X) + P (Eq. 9)."""
 
     def __init__(self, pe, positions, width):
         super().__init__()
         self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
-        encoding_class = common.NoEncoding
-        if pe == "sin":
-            encoding_class = common.Sinusoid
-        elif "learned" in pe:
-            encoding_class = common.Learned
+        encoding = common.Sinusoid if pe == "sin" else common.Learned
         norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
-        self.encoding = encoding_class(positions, width, amplitude=norm)
+        self.encoding = encoding(positions, width, amplitude=norm)
 
     def forward(self, x):
-        vectors = self.encoding.vectors(x.shape[1])  # (T, D)
-        return x if vectors is None else self.norm(x) + vectors.to(x.dtype)
+        return self.norm(x) + self.encoding.vectors(x.shape[1]).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -318,7 +313,8 @@ class Transformer(nn.Module):
     def __init__(self, pe, vocab, width, heads, layers, positions):
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
-        self.position = Position(pe, positions, width)
+        added = pe not in ("none", "rotary")
+        self.position = Position(pe, positions, width) if added else nn.Identity()
         rotate = Rotary(positions, width // heads) if pe == "rotary" else nn.Identity()
         self.blocks = nn.ModuleList(Block(width, heads, rotate) for _ in range(layers))
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, vocab)
