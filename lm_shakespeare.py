@@ -232,26 +232,22 @@ def tokenize(text, name):
     types = sorted(set(pieces))
     number = {piece: n for n, piece in enumerate(types)}
     tokens, cut = [number[piece] for piece in pieces], len(pieces) * 9 // 10
-    train, valid = tokens[:cut], tokens[cut:]
+    parts = [tokens[:cut], tokens[cut:]]
     if name == "bpe":
         if len(types) > TYPES:
             raise UsageError(f"--tokenizer bpe: over {TYPES} distinct characters")
-        types, train, valid = byte_pair_encode(types, bytes(train), bytes(valid))
-    return types, torch.tensor(list(train)), torch.tensor(list(valid))
+        types, parts = byte_pair_encode(types, [*map(bytes, parts)])
+    return types, *(torch.tensor(list(part)) for part in parts)
 
 
-def byte_pair_encode(types, train, valid):
-    """Apply BPE: repeatedly merge the most frequent pair in `train` into a new type."""
+def byte_pair_encode(types, parts):
+    """Apply BPE: repeatedly merge the most frequent pair of `parts[0]` into a new type."""
     for new in range(len(types), TYPES):
-        n = np.frombuffer(train, np.uint8).astype(int)
-        counts = np.bincount(256 * n[:-1] + n[1:], minlength=1)
-        if counts.max() < 2:
-            break
-        a, b = divmod(int(counts.argmax()), 256)  # ties: the lowest pair
+        n = np.frombuffer(parts[0], np.uint8).astype(int)
+        a, b = divmod(np.bincount(256 * n[:-1] + n[1:]).argmax(), 256)  # ties: the lowest
         types = [*types, types[a] + types[b]]
-        train = train.replace(bytes([a, b]), bytes([new]))  # from the left
-        valid = valid.replace(bytes([a, b]), bytes([new]))
-    return types, train, valid
+        parts = [x.replace(bytes([a, b]), bytes([new])) for x in parts]  # from the left
+    return types, parts
 
 
 # -- The model: pre-norm blocks of causal attention and a ReLU MLP; N(0, 0.02^2) init
