@@ -127,8 +127,7 @@ class Shakespeare(Task):
         total = 0
         for part in windows.split(self.eval_batch):
             batch = self.make_batch(part)
-            features = model.features(batch)
-            loss, _ = common.loss_and_accuracy(features, model.readout, batch)
+            loss, _ = common.loss_and_accuracy(model.features(batch), model.readout, batch)
             total += loss.double() * len(part)
         return common.perplexity(total / len(windows))
 
@@ -139,7 +138,7 @@ class Shakespeare(Task):
         """Evaluate non-overlapping validation windows, and as many training windows."""
         train, valid = self.windows
         valid = valid[:: self.args.context]
-        n = torch.arange(len(valid), device=valid.device)
+        n = torch.arange(len(valid))
         train = train[n * (len(train) - 1) // max(1, len(valid) - 1)]  # spread evenly
         return {
             "valid_perplexity": self.perplexity_of(model, valid),
