@@ -273,34 +273,27 @@ class Position(nn.Module):
         return self.norm(x) + self.encoding.vectors(x.shape[1]).to(x.dtype)
 
 
-class Attention(nn.Module):
-    def __init__(self, width, heads, rotate):
-        super().__init__()
-        self.heads, self.rotate = heads, rotate
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.proj = nn.Linear(width, width)
-
-    def queries_keys_values(self, x):
-        """(B, T, D) -> three (B, H, T, D / H)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.rotate(q), self.rotate(k), v
-
-    def forward(self, x):
-        y = F.scaled_dot_product_attention(*self.queries_keys_values(x), is_causal=True)
-        return self.proj(y.transpose(1, 2).flatten(2))
-
-
 class Block(nn.Module):
     def __init__(self, width, heads, rotate):
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, rotate)
+        self.heads, self.rotate = heads, rotate
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
         )
 
+    def queries_keys_values(self, x):
+        """(B, T, D) -> three (B, H, T, D / H)."""
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        return self.rotate(q), self.rotate(k), v
+
     def forward(self, x):
-        x = x + self.attention(self.norm1(x))
+        y = F.scaled_dot_product_attention(*self.queries_keys_values(x), is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
@@ -332,7 +325,7 @@ def score_by_distance(model, inputs):
     """Average q.k / sqrt(d) over layers, heads and windows, at distances 0 to T-1."""
     x, means = model.position(model.embedding(inputs)), []
     for block in model.blocks:
-        q, k, _ = block.attention.queries_keys_values(block.norm1(x))  # (B, heads, T, d)
+        q, k, _ = block.queries_keys_values(x)  # (B, heads, T, d)
         total = torch.einsum("bhqd,bhkd->qk", q, k).double()
         means.append(total / (q.shape[0] * q.shape[1] * math.sqrt(q.shape[-1])))
         x = block(x)

@@ -1769,7 +1769,7 @@ def plain_position(model, pe, x):
 def plain_heads(block, pe, x):
     """-> outputs and scores of each head; pairs of queries and keys are complex numbers"""
     later = torch.ones(9, 9).triu(1).bool()
-    read = (block.norm1(x) @ block.attention.qkv.weight.T).view(9, 3, 2, 6)
+    read = (block.norm1(x) @ block.qkv.weight.T).view(9, 3, 2, 6)
     outputs, scores = [], []
     for head in range(2):
         q, k, v = read[:, :, head].unbind(1)  # (T, d)
@@ -1787,7 +1787,7 @@ def plain_transformer(model, pe, tokens):
     for block in model.blocks:
         heads, scores = plain_heads(block, pe, x)
         every_score += scores
-        x = x + block.attention.proj(torch.cat(heads, 1))
+        x = x + block.proj(torch.cat(heads, 1))
         x = x + block.mlp[2](block.mlp[0](block.norm2(x)).clamp(min=0))
     return model.readout(model.norm(x)), torch.stack(every_score)
 
