@@ -32,7 +32,13 @@ from common import Batch, UsageError
 from suite.figures import Contrast, Figure, cross
 from suite.task import SMOKE, Flag, Task
 
-ENCODINGS = ["none", "learned", "sin", "rotary", "layernorm-learned"]
+ENCODINGS = {  # what is added to the embeddings
+    "none": common.NoEncoding,
+    "learned": common.Learned,
+    "sin": common.Sinusoid,
+    "rotary": common.NoEncoding,
+    "layernorm-learned": common.Learned,
+}
 TOKENIZERS = ["char", "word", "bpe"]
 TYPES = 159  # with BPE (Charles and Lau)
 
@@ -151,7 +157,7 @@ class Shakespeare(Task):
         }
 
 
-TABLE1 = {scale: cross(pe=ENCODINGS, seed=range(3)) for scale in ("paper", "desk")}
+TABLE1 = {scale: cross(pe=[*ENCODINGS], seed=range(3)) for scale in ("paper", "desk")}
 ROTARY = dict(pe="rotary", seed=range(3))
 BEST = {"paper": dict(heads=2, layers=16), "desk": dict(heads=2, layers=4)}
 SIZES = {  # each sweep fixes the best sizes found before
@@ -259,20 +265,6 @@ class Rotary(common.Sinusoid):
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
 
-class Position(nn.Module):
-    """Map embeddings X (B, T, D) to X + P or LayerNorm(X) + P (Eq. 9)."""
-
-    def __init__(self, pe, positions, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
-        encoding = common.Sinusoid if pe == "sin" else common.Learned
-        norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
-        self.encoding = encoding(positions, width, amplitude=norm)
-
-    def forward(self, x):
-        return self.norm(x) + self.encoding.vectors(x.shape[1]).to(x.dtype)
-
-
 class Block(nn.Module):
     def __init__(self, width, heads, rotate):
         super().__init__()
@@ -301,8 +293,10 @@ class Transformer(nn.Module):
     def __init__(self, pe, vocab, width, heads, layers, positions):
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
-        added = pe not in ("none", "rotary")
-        self.position = Position(pe, positions, width) if added else nn.Identity()
+        with_norm = pe == "layernorm-learned"
+        self.embedding_norm = nn.LayerNorm(width) if with_norm else nn.Identity()
+        norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
+        self.encoding = ENCODINGS[pe](positions, width, amplitude=norm)
         rotate = Rotary(positions, width // heads) if pe == "rotary" else nn.Identity()
         self.blocks = nn.ModuleList(Block(width, heads, rotate) for _ in range(layers))
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, vocab)
@@ -312,9 +306,15 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    def embed(self, tokens):
+        """Return embeddings X + P, LayerNorm(X) + P (Eq. 9) or, without P, X: (B, T, D)."""
+        x = self.embedding_norm(self.embedding(tokens))
+        vectors = self.encoding.vectors(tokens.shape[1])  # (T, D)
+        return x if vectors is None else x + vectors.to(x.dtype)
+
     def features(self, batch):
         """Return features (T, B, D)."""
-        x = self.position(self.embedding(batch.inputs))  # (B, T, D)
+        x = self.embed(batch.inputs)
         for block in self.blocks:
             x = block(x)
         return self.norm(x).transpose(0, 1)
@@ -323,7 +323,7 @@ class Transformer(nn.Module):
 @torch.no_grad()
 def score_by_distance(model, inputs):
     """Average q.k / sqrt(d) over layers, heads and windows, at distances 0 to T-1."""
-    x, means = model.position(model.embedding(inputs)), []
+    x, means = model.embed(inputs), []
     for block in model.blocks:
         q, k, _ = block.queries_keys_values(x)  # (B, heads, T, d)
         total = torch.einsum("bhqd,bhkd->qk", q, k).double()

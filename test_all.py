@@ -1757,10 +1757,10 @@ def write_shakespeare():
 
 def plain_position(model, pe, x):
     if pe == "layernorm-learned":  # Eq. 9
-        norm = model.position.norm
+        norm = model.embedding_norm
         x = F.layer_norm(x, (12,), norm.weight, norm.bias)
     if "learned" in pe:
-        x = x + model.position.encoding.table
+        x = x + model.encoding.table
     if pe == "sin":  # Eq. 5: sine before cosine
         x = x + torch.view_as_real(waves(9, 12)).flip(2).flatten(1)
     return x
