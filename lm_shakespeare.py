@@ -108,7 +108,7 @@ class Shakespeare(Task):
 
     def build(self, device):
         context = self.args.context
-        self.types, *self.parts = tokenize(self.text, self.args.tokenizer)
+        self.types, self.parts = tokenize(self.text, self.args.tokenizer)
         limit = min(map(len, self.parts))
         if context >= limit:
             raise UsageError(f"--context {context} must be below {limit}, a split's tokens")
@@ -232,27 +232,26 @@ Shakespeare.figures["table2"] = Figure(
 
 
 def tokenize(text, name):
-    """Return types, training tokens (first 90% of characters or words), validation tokens."""
-    pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else text
-    types = sorted(set(pieces))
-    number = {piece: n for n, piece in enumerate(types)}
-    tokens, cut = [number[piece] for piece in pieces], len(pieces) * 9 // 10
-    parts = [tokens[:cut], tokens[cut:]]
+    """Return types and tokens, [training (first 90% of characters or words), validation]."""
+    pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else list(text)
+    types, tokens = np.unique(pieces, return_inverse=True)
+    types, parts = types.tolist(), np.split(tokens, [len(tokens) * 9 // 10])
     if name == "bpe":
         if len(types) > TYPES:
             raise UsageError(f"--tokenizer bpe: over {TYPES} distinct characters")
-        types, parts = byte_pair_encode(types, [*map(bytes, parts)])
-    return types, *(torch.tensor(list(part)) for part in parts)
+        types, parts = byte_pair_encode(types, parts)
+    return types, [torch.tensor(part) for part in parts]
 
 
 def byte_pair_encode(types, parts):
     """Apply BPE: repeatedly merge the most frequent pair of `parts[0]` into a new type."""
+    parts = [bytes(part.tolist()) for part in parts]
     for new in range(len(types), TYPES):
         n = np.frombuffer(parts[0], np.uint8).astype(int)
         a, b = divmod(np.bincount(256 * n[:-1] + n[1:]).argmax(), 256)  # ties: the lowest
         types = [*types, types[a] + types[b]]
         parts = [x.replace(bytes([a, b]), bytes([new])) for x in parts]  # from the left
-    return types, parts
+    return types, [list(part) for part in parts]
 
 
 # -- The model: pre-norm blocks of causal attention and a ReLU MLP; N(0, 0.02^2) init
