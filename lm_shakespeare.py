@@ -157,15 +157,8 @@ class Shakespeare(Task):
         }
 
 
-TABLE1 = {scale: cross(pe=[*ENCODINGS], seed=range(3)) for scale in ("paper", "desk")}
 ROTARY = dict(pe="rotary", seed=range(3))
 BEST = {"paper": dict(heads=2, layers=16), "desk": dict(heads=2, layers=4)}
-SIZES = {  # each sweep fixes the best sizes found before
-    "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
-    + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
-    + cross(**ROTARY, **BEST["paper"], context=[128, 256, 512]),
-}
-TABLE2 = {scale: cross(**ROTARY, tokenizer=TOKENIZERS, **BEST[scale]) for scale in BEST}
 PERPLEXITY = {"validation perplexity": "valid_perplexity"}
 
 
@@ -186,7 +179,7 @@ def scores(result):
 
 Shakespeare.figures["table1"] = Figure(
     "Transformer: encodings",
-    TABLE1,
+    {scale: cross(pe=[*ENCODINGS], seed=range(3)) for scale in BEST},
     metrics=PERPLEXITY | {"fall of attention scores with distance": score_decay},
     contrasts=[
         Contrast(f"{worse} - {better}", dict(pe=worse), dict(pe=better))
@@ -199,7 +192,11 @@ Shakespeare.figures["table1"] = Figure(
 )
 Shakespeare.figures["sizes"] = Figure(
     "Transformer: sizes",
-    SIZES,
+    {  # each sweep fixes the best sizes found before
+        "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
+        + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
+        + cross(**ROTARY, **BEST["paper"], context=[128, 256, 512]),
+    },
     metrics=PERPLEXITY,
     picture=False,
 )
@@ -214,7 +211,7 @@ def nats_per_character(result):
 
 Shakespeare.figures["table2"] = Figure(
     "Transformer: tokenizers",
-    TABLE2,
+    {scale: cross(**ROTARY, tokenizer=TOKENIZERS, **sizes) for scale, sizes in BEST.items()},
     metrics=PERPLEXITY
     | {"nats per character": nats_per_character, "training tokens": "train_tokens"},
     contrasts=[
