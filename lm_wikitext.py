@@ -167,8 +167,7 @@ def early_perplexity(result):
 
 
 def curve(result):
-    perplexity = np.exp(result.curve["loss"])
-    points = dict(zip(result.curve["iteration"], perplexity))
+    points = dict(zip(result.curve["iteration"], np.exp(result.curve["loss"])))
     yield "LSTM", result.flags["pe"], points
 
 
