@@ -287,8 +287,9 @@ class Transformer(nn.Module):
     def __init__(self, pe, vocab, width, heads, layers, positions):
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
-        with_norm = pe == "layernorm-learned"
-        self.embedding_norm = nn.LayerNorm(width) if with_norm else nn.Identity()
+        self.embedding_norm = nn.Identity()
+        if pe == "layernorm-learned":
+            self.embedding_norm = nn.LayerNorm(width)
         norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
         self.encoding = ENCODINGS[pe](positions, width, amplitude=norm)
         rotate = Rotary(positions, width // heads) if pe == "rotary" else nn.Identity()
@@ -321,7 +322,7 @@ def score_by_distance(model, inputs):
     for block in model.blocks:
         q, k, _ = block.queries_keys_values(x)  # (B, heads, T, d)
         total = torch.einsum("bhqd,bhkd->qk", q, k).double()
-        means.append(total / (q.shape[0] * q.shape[1] * math.sqrt(q.shape[-1])))
+        means.append(total / (len(q) * block.heads * math.sqrt(q.shape[-1])))
         x = block(x)
     mean = torch.stack(means).mean(0)
     return [round(mean.diagonal(-distance).mean().item(), 5) for distance in range(len(mean))]
