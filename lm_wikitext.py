@@ -132,8 +132,8 @@ class WikiText(Task):
             known_count += known.sum()
             total_loss += losses.sum()
             total_count += len(losses)
-        known_perplexity = common.perplexity(known_loss / known_count)
-        return known_perplexity, common.perplexity(total_loss / total_count)
+        means = known_loss / known_count, total_loss / total_count
+        return tuple(map(common.perplexity, means))
 
     def examples(self, model, engine):
         return []
