@@ -32,7 +32,7 @@ from torch.nn.utils import rnn
 
 import common
 from common import Batch, UsageError, select
-from suite.figures import BOTH, Figure, cross
+from suite.figures import BOTH, Figure, cross, name_of
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
@@ -168,7 +168,7 @@ def early_perplexity(result):
 
 def curve(result):
     points = dict(zip(result.curve["iteration"], np.exp(result.curve["loss"])))
-    yield "LSTM", result.flags["pe"], points
+    yield name_of(result.flags["model"]), result.flags["pe"], points
 
 
 WikiText.figures["table1"] = Figure(
@@ -201,10 +201,15 @@ def pack(paragraphs):
     paragraphs at each step. Unknown pieces are not scored.
     """
     paragraphs = sorted(paragraphs, key=len, reverse=True)
-    tokens = [torch.tensor(x, dtype=torch.int64) for x in paragraphs]
-    inputs, sizes, *_ = rnn.pack_sequence([x[:-1] for x in tokens])
-    targets = rnn.pack_sequence([x[1:] for x in tokens]).data[None]
-    return Batch(inputs, targets, slice(None), targets != UNKNOWN, sizes=sizes)
+    lengths = np.array([len(x) for x in paragraphs])
+    steps = np.arange(lengths[0] - 1)
+    sizes = np.searchsorted(-lengths, -steps - 1)  # paragraphs of over step + 1 pieces
+    starts = lengths.cumsum() - lengths
+    indices = np.repeat(steps, sizes) + np.concatenate([starts[:size] for size in sizes])
+    tokens = torch.from_numpy(np.concatenate(paragraphs).astype(np.int64))
+    targets = tokens[indices + 1][None]
+    known, sizes = targets != UNKNOWN, torch.from_numpy(sizes)
+    return Batch(tokens[indices], targets, slice(None), known, sizes=sizes)
 
 
 def pad_to_few_sizes(batch, max_steps, vocab):
