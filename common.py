@@ -168,15 +168,6 @@ def learning_rate(i, peak, warmup, iterations):
 
 
 # -- Positional encodings (section 3.2, Appendices C and D)
-def sinusoid(positions, size):
-    """Return the sinusoidal PE of Eqs. 1-2, scaled to unit norm, (positions, size)."""
-    t = torch.arange(positions, dtype=torch.float64)[:, None]
-    frequency = 10000 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    angle = t * frequency
-    waves = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (positions, size/2, 2)
-    return waves.flatten(1) / math.sqrt(size / 2)
-
-
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
@@ -229,7 +220,7 @@ class Sinusoid(Encoding):
     """The paper's encoding: sines and cosines of the time step (Eqs. 1-2).
 
     `bands` = (start, end) keeps a range of frequencies; 0 is the highest and 1 the lowest. The
-    others are zeroed, and the vectors are rescaled to unit norm.
+    others are zeroed. Vectors have unit norm.
     """
 
     save_table = False
@@ -237,16 +228,15 @@ class Sinusoid(Encoding):
     def make_table(self, positions, size):
         if size % 2:
             raise UsageError(f"--embed {size} is odd: sinusoidal PE has sine-cosine pairs")
-        n = size // 2
         low, high = self.bands
-        # Keep frequencies `first` to `stop` - 1
-        first, stop = (sum(i / n < end for i in range(n)) for end in self.bands)
-        if first == stop:
-            raise UsageError(f"--bands {low:g}:{high:g} keeps none of the {n} frequencies")
-        table = sinusoid(positions, size)  # in double precision
-        table[:, : 2 * first] = 0
-        table[:, 2 * stop :] = 0
-        return table * math.sqrt(n / (stop - first))
+        exponent = torch.arange(0, size, 2, dtype=torch.float64) / size  # from 0 to below 1
+        kept = (low <= exponent) & (exponent < high)
+        if not kept.any():
+            raise UsageError(f"--bands {low:g}:{high:g} keeps none of {size // 2} frequencies")
+        angle = torch.arange(positions)[:, None] * 10000**-exponent
+        waves = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (positions, size/2, 2)
+        waves[:, ~kept] = 0
+        return waves.flatten(1) / math.sqrt(kept.sum())
 
 
 class Random(Encoding):
