@@ -30,9 +30,9 @@ class Model(nn.Module):
         layer,  # a value of LAYERS, called as layer(input_size, hidden)
         encoding,  # a name in ENCODINGS
         vocab,
-        embed=512,
-        hidden=512,
-        positions=128,  # time steps in the encoding's table
+        embed,
+        hidden,
+        positions,  # time steps in the encoding's table
         **encoding_options,
     ):
         super().__init__()
@@ -246,11 +246,11 @@ class Random(Encoding):
         return F.normalize(torch.randn(positions, size), dim=1)
 
 
-class Constant(Encoding):
+class Constant(Random):
     """The control: one fixed random unit vector at every step, so no position."""
 
     def make_table(self, positions, size):
-        return F.normalize(torch.randn(1, size), dim=1)
+        return super().make_table(1, size)
 
 
 class Learned(Encoding):
@@ -266,12 +266,12 @@ class Learned(Encoding):
         return table
 
 
-class Ramp(Encoding):
+class Ramp(Constant):
     """A fixed random unit vector times t / positions, t = 1, 2, ...: not periodic."""
 
     def make_table(self, positions, size):
         time = torch.arange(1, positions + 1)[:, None] / positions
-        return time * F.normalize(torch.randn(size), dim=0)
+        return time * super().make_table(positions, size)
 
 
 class Counter(Encoding):
