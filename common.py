@@ -66,14 +66,6 @@ class Batch(NamedTuple):
         """Return the batch of a subset of its rows."""
         return Batch(*(x[subset] if isinstance(x, torch.Tensor) else x for x in self))
 
-    def flat_targets(self):
-        """Return the targets and their weights, (M * B,), in the order of the features."""
-        targets = self.targets.T.flatten()
-        if self.weight is None:
-            return targets, torch.full_like(targets, 1 / len(targets), dtype=torch.double)
-        weight = self.weight.T.flatten().double()
-        return targets, weight / weight.sum().clamp(min=1)
-
 
 def score(logits, target, weights):
     """Return cross-entropy and accuracy, weighted sums over n rows; target, weights are (n, 1).
@@ -105,15 +97,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx, features, weight, bias, targets, target_weights, score):
         weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
-        gradients = [torch.zeros_like(x) for x in (features, weight, bias)]
-        d_features, d_weight, d_bias = gradients
+        d_features, d_weight, d_bias = map(torch.zeros_like, (features, weight, bias))
         rows = rows_per_chunk(weight)
         ones = weight.new_ones(min(rows, len(features)))
         for start in range(0, len(features), rows):
             chunk = slice(start, start + rows)
-            logits = torch.addmm(bias_cast, features[chunk], weight_cast.T).to(weight.dtype)
-            chunk_weights = target_weights[chunk, None].to(weight.dtype)
-            chunk_loss, chunk_accuracy = score(logits, targets[chunk, None], chunk_weights)
+            logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
+            chunk_loss, chunk_accuracy = score(logits, targets[chunk], target_weights[chunk])
             loss += chunk_loss
             accuracy += chunk_accuracy
             if not ctx.needs_input_grad[0]:  # evaluation
@@ -128,22 +118,28 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 d_bias.addmv_(logits.T, ones[: len(d_logits)])
             else:
                 d_bias += d_logits.sum(0)
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(accuracy)
         return loss, accuracy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
-        d_inputs = [d_input * d_loss.to(d_input.dtype) for d_input in ctx.saved_tensors]
-        return *d_inputs, None, None, None
+        return *(d_input * d_loss for d_input in ctx.saved_tensors), None, None, None
 
 
 def loss_and_accuracy(features, readout, batch, score=score):
     """Return mean cross-entropy and accuracy; features are (M, B, H) or packed, (N, H)."""
-    features, (targets, weights) = features.flatten(0, -2), batch.flat_targets()
-    parameters = readout.weight, readout.bias
-    return ChunkedCrossEntropy.apply(features, *parameters, targets, weights, score)
+    weight = readout.weight
+    targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
+    if batch.weight is None:
+        weights = torch.full_like(targets, 1 / len(targets), dtype=weight.dtype)
+    else:
+        weights = batch.weight.T.reshape(-1, 1).to(weight.dtype)
+        weights = weights / weights.sum().clamp(min=1)
+    return ChunkedCrossEntropy.apply(
+        features.flatten(0, -2), weight, readout.bias, targets, weights, score
+    )
 
 
 def train_step(model, features, batch, optimizer, clip, score=score):
