@@ -364,11 +364,9 @@ class S4D(nn.Module):
         self.project = nn.Linear(input_size, hidden)
         log_dt = torch.empty(hidden).uniform_(math.log(1e-3), math.log(1e-1))
         self.log_dt = nn.Parameter(log_dt)
-        C = torch.randn(hidden, pairs, dtype=torch.cfloat)
-        self.C = nn.Parameter(torch.view_as_real(C).clone())
-        A_imag = math.pi * torch.arange(pairs).float()
+        self.C = nn.Parameter(math.sqrt(0.5) * torch.randn(hidden, pairs, 2))  # complex
         self.log_A_real = nn.Parameter(torch.full((hidden, pairs), math.log(0.5)))
-        self.A_imag = nn.Parameter(A_imag.repeat(hidden, 1))
+        self.A_imag = nn.Parameter(math.pi * torch.arange(pairs).repeat(hidden, 1))
         self.D = nn.Parameter(torch.randn(hidden))
         self.mix = nn.Linear(hidden, 2 * hidden)
 
@@ -384,12 +382,11 @@ class S4D(nn.Module):
         It is a matmul of two tables: exp(l dt A) = exp(S i dt A) exp(j dt A), where
         l = S i + j and S is the stride.
         """
-        dtA, weights = self.discretise()
+        dtA, weights = (x[..., None] for x in self.discretise())
         stride = math.isqrt(time - 1) + 1
-        i = torch.arange(-(-time // stride), device=dtA.device)
-        j = torch.arange(stride, device=dtA.device)
-        rows = weights[..., None] * (dtA[..., None] * (stride * i)).exp()  # (H, N/2, time/S)
-        columns = (dtA[..., None] * j).exp()  # (H, N/2, S)
+        lags = torch.arange(time, device=dtA.device)
+        rows = weights * (dtA * lags[::stride]).exp()  # (H, N/2, time/S)
+        columns = (dtA * lags[:stride]).exp()  # (H, N/2, S)
         rows = torch.cat([rows.real, -rows.imag], 1)
         columns = torch.cat([columns.real, columns.imag], 1)
         return self.kernel_from_tables(rows, columns, time)
@@ -439,7 +436,7 @@ def key(*counters, device="cpu"):
 
 def random_bits(k, shape):
     """Return 64 random bits for each element of `shape`, by splitmix64 seeded with k."""
-    n = torch.arange(1, 1 + math.prod(shape), dtype=torch.int64, device=k.device)
+    n = torch.arange(1, 1 + math.prod(shape), device=k.device)
     n = n + (k - k)  # else torch.compile treats n as an index, and n * GOLDEN must wrap
     return splitmix64_mix(k + n * GOLDEN).view(shape)
 
@@ -456,7 +453,7 @@ def uniform_integers(k, shape, vocab):
 
 def hash_rows(rows):
     """Hash each row, (..., W), to 64 bits, as a sum over its positions: (...)."""
-    position = torch.arange(1, 1 + rows.shape[-1], dtype=torch.int64, device=rows.device)
+    position = torch.arange(1, 1 + rows.shape[-1], device=rows.device)
     return splitmix64_mix(rows * GOLDEN + position).sum(-1)
 
 
@@ -467,7 +464,7 @@ def distinct_rows(draw, count, *counters, device="cpu"):
         more = draw(key(*counters, attempt, device=device), (count,))
         rows = torch.cat([rows, more])
         _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
-        rows = rows[torch.from_numpy(np.sort(first)).to(device)]
+        rows = rows[torch.from_numpy(np.sort(first))]
         if len(rows) >= count:
             return rows[:count]
     found = f"only {len(rows)} sequences exist for --held-out {count}"

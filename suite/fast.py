@@ -36,32 +36,28 @@ def complex_mul(a, b):
     return x * u - y * v, x * v + y * u
 
 
-def complex_exp(real, imag, lags):
-    """Compute exp(lag (real + i imag)), a pair of (H, N/2, len(lags))."""
-    modulus = (real[..., None] * lags).exp()
-    angle = imag[..., None] * lags
-    return modulus * angle.cos(), modulus * angle.sin()
+def complex_exp(real, imag):
+    modulus = real.exp()
+    return modulus * imag.cos(), modulus * imag.sin()
 
 
 def kernel_tables(log_dt, C, log_A_real, A_imag, time):
     """Compute S4D.kernel's tables without complex numbers, for torch.compile."""
-    dt = log_dt.exp()[:, None]
-    A_real = -log_A_real.exp()
-    dtA = A_real * dt, A_imag * dt
+    dt = log_dt.exp()[:, None, None]
+    A_real, A_imag = -log_A_real.exp()[..., None], A_imag[..., None]  # (H, N/2, 1)
+    dtA_real, dtA_imag = A_real * dt, A_imag * dt
     # ZOH weights C (exp(dt A) - 1) / A
-    modulus = dtA[0].exp()
-    expm1 = modulus * dtA[1].cos() - 1, modulus * dtA[1].sin()
+    real, imag = complex_exp(dtA_real, dtA_imag)
     A_abs2 = A_real * A_real + A_imag * A_imag
-    ratio = [x / A_abs2 for x in complex_mul(expm1, (A_real, -A_imag))]
-    weights = complex_mul(C.unbind(-1), ratio)
+    ratio = [x / A_abs2 for x in complex_mul((real - 1, imag), (A_real, -A_imag))]
+    weights = complex_mul(C.unsqueeze(-2).unbind(-1), ratio)
     # Kernel at lag l = stride i + j: row i, column j
     stride = math.isqrt(time - 1) + 1
-    i = torch.arange(-(-time // stride), device=dt.device)
-    j = torch.arange(stride, device=dt.device)
-    weights = [w[..., None] for w in weights]
-    real, imag = complex_mul(weights, complex_exp(*dtA, stride * i))
+    lags = torch.arange(time, device=dt.device)
+    coarse, fine = lags[::stride], lags[:stride]
+    real, imag = complex_mul(weights, complex_exp(dtA_real * coarse, dtA_imag * coarse))
     rows = torch.cat([real, -imag], 1)
-    columns = torch.cat(complex_exp(*dtA, j), 1)
+    columns = torch.cat(complex_exp(dtA_real * fine, dtA_imag * fine), 1)
     return rows, columns
 
 
