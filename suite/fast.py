@@ -64,40 +64,38 @@ def kernel_tables(log_dt, C, log_A_real, A_imag, time):
 def s4d_features(layer, table, by_step, tokens, steps, compiled):
     """Return S4D's output (M, B, H); commands start at step n = len(tokens)."""
     start, stop = common.span(steps, len(by_step))
+    tokens = tokens[:stop]
     n = len(tokens)
     u = F.embedding(tokens, table)
     u = (u + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
-    shared = by_step[n:].T  # (H, T - n)
-    read = min(stop, n)
-    shared_steps = stop - read  # steps whose input all rows share
+    shared = by_step[n:stop].T[..., None]  # (H, stop - n, 1): all rows share these inputs
 
     make_tables = pointwise(kernel_tables, compiled)
     rows, columns = make_tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, stop)
     kernel = layer.kernel_from_tables(rows, columns, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
-    toeplitz = response.unfold(1, read, 1)[:, : stop - start]  # (H, M, read), last step first
-    y = toeplitz.contiguous() @ u[:, :read].contiguous()
-    skip = u[:, start:stop]  # the skip connection's input
-    if shared_steps:
-        toeplitz = response[:, read:].unfold(1, shared_steps, 1).contiguous()
-        y = y + toeplitz @ shared[:, :shared_steps, None]
-        repeated = shared[:, max(0, start - read) : shared_steps, None]
-        skip = torch.cat([skip, repeated.expand(-1, -1, u.shape[2])], 1)
+    toeplitz = response.unfold(1, n, 1)[:, : stop - start]  # (H, M, n), last step first
+    y = toeplitz.contiguous() @ u.contiguous()
+    skip = u[:, start:]  # the skip connection's input
+    if n < stop:
+        toeplitz = response[:, n:].unfold(1, stop - n, 1).contiguous()
+        y = y + toeplitz @ shared
+        repeated = shared[:, max(0, start - n) :].expand(-1, -1, u.shape[2])
+        skip = torch.cat([skip, repeated], 1)
     y = y.flip(1) + layer.D[:, None, None] * skip
     return layer.output(y, steps)
 
 
 # -- The models
-def used_embeddings(model, tokens):
+def used_embeddings(embedding, tokens):
     """Return embeddings of the tokens that occur, the command's last, and indices into them.
 
     On a GPU, return all: torch.unique would synchronise with the host.
     """
-    if tokens.device.type != "cpu":
-        return model.embedding.weight, tokens
+    if not tokens.is_cpu:
+        return embedding.weight, tokens
     used, indices = tokens.unique(return_inverse=True)
-    command = model.embedding.num_embeddings - 1
-    return model.embedding(F.pad(used, (0, 1), value=command)), indices
+    return embedding(F.pad(used, (0, 1), value=len(embedding.weight) - 1)), indices
 
 
 def project_inputs(model, embedded, time):
@@ -114,21 +112,23 @@ def project_inputs(model, embedded, time):
     return table, by_step
 
 
-def features(model, batch, compiled=False):
+def features(model, batch, compiled):
     """Compute Model.features, (M, B, H), or those of a packed batch, (N, H)."""
-    layer, steps, commands, inputs = model.layer, batch.steps, batch.commands, batch.inputs
-    packed = batch.sizes is not None
+    inputs, commands, packed = batch.inputs, batch.commands, batch.sizes is not None
     if packed:
         sizes = batch.sizes.tolist()
     else:
         rows, time = inputs.shape
         sizes = [rows] * time
         inputs = inputs[:, : time - commands].T  # (T - commands, B)
-    embedded, tokens = used_embeddings(model, inputs)
+    embedded, tokens = used_embeddings(model.embedding, inputs)
     table, by_step = project_inputs(model, embedded, len(sizes))
     if commands:
         by_step = torch.cat([by_step[:-commands], by_step[-commands:] + table[-1]])
-    if isinstance(layer, common.S4D):
-        return s4d_features(layer, table, by_step, tokens, steps, compiled)
-    h = rnn_kernels.scan(layer, table, by_step, tokens.flatten(), sizes, compiled)
-    return common.select(h if packed else h.view(time, rows, -1), steps)
+    if isinstance(model.layer, common.S4D):
+        return s4d_features(model.layer, table, by_step, tokens, batch.steps, compiled)
+    cell, weight, bias = rnn_kernels.recurrent_parameters(model.layer)
+    h = rnn_kernels.RecurrentScan.apply(
+        cell, table, by_step, tokens.flatten(), sizes, compiled, weight, bias
+    )
+    return common.select(h if packed else h.view(time, rows, -1), batch.steps)

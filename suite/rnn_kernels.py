@@ -305,9 +305,3 @@ def recurrent_parameters(layer):
         return LSTM, weight, bias
     r, z, q = weight.chunk(3)
     return GRU, torch.cat([q, r, z]), bias
-
-
-def scan(layer, table, by_step, tokens, sizes, compiled):
-    """Run the layer on table, by_step and tokens -> h (N, H)."""
-    cell, weight, bias = recurrent_parameters(layer)
-    return RecurrentScan.apply(cell, table, by_step, tokens, sizes, compiled, weight, bias)
