@@ -127,8 +127,7 @@ def features(model, batch, compiled):
         by_step = torch.cat([by_step[:-commands], by_step[-commands:] + table[-1]])
     if isinstance(model.layer, common.S4D):
         return s4d_features(model.layer, table, by_step, tokens, batch.steps, compiled)
-    cell, weight, bias = rnn_kernels.recurrent_parameters(model.layer)
-    h = rnn_kernels.RecurrentScan.apply(
-        cell, table, by_step, tokens.flatten(), sizes, compiled, weight, bias
-    )
+    layer = rnn_kernels.recurrent_parameters(model.layer)
+    inputs = table, by_step, tokens.flatten()
+    h = rnn_kernels.RecurrentScan.apply(*layer, *inputs, sizes, compiled)
     return common.select(h if packed else h.view(time, rows, -1), batch.steps)

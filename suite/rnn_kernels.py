@@ -10,15 +10,13 @@ their sum. The initial state is zero.
     table (R, G)   each token's part of the gate pre-activations (G = 4H; GRU: 3H)
     by_step (T, G) each time step's part: positional encoding and bias
     tokens (n,)    table indices of the first n rows; later rows read by_step alone
-    gates (N, 4H)  pre-activations: i, f, g, o (LSTM) or q, r, z, n (GRU; q: see gru_cell)
+    gates (N, 4H)  pre-activations: i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRU.compute)
     state (N, H)   c of the LSTM or h of the GRU, in the weights' precision
     h (N, H)       the output
 """
 
-from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 
@@ -29,58 +27,10 @@ def on_cpu(x):
     return x.is_cpu
 
 
-# -- One step without its matmul, as in torch.nn; also used by stability.py
-def lstm_cell(i, f, g, o, c):
-    """Map pre-activations and previous state to the new state and output."""
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return c, o.sigmoid() * c.tanh()
-
-
-def gru_cell(q, r, z, n, h):
-    """Take q = W_hn h + b_hn, which the reset gate r multiplies."""
-    n = (n + r.sigmoid() * q).tanh()
-    h = n + z.sigmoid() * (h - n)
-    return h, h
-
-
-def lstm_gates(x, product, bias):
-    """Sum x (table + by_step) and product (W h_prev) into pre-activations."""
-    return (x + product).chunk(4, -1)
-
-
-def gru_gates(x, product, bias):
-    x_r, x_z, x_n = x.chunk(3, -1)
-    q, r, z = product.chunk(3, -1)
-    return q + bias, r + x_r, z + x_z, x_n.expand_as(q)
-
-
-# -- On CUDA: what torch.compile fuses into one kernel
-def store(columns, gates):
-    """Copy gate by gate, which compiles to one kernel over (n, H)."""
-    for column, gate in zip(columns, gates):
-        column.copy_(gate)
-
-
-def forward_step(cell, table, bias, product, by_step, tokens, prev, state, h, columns):
-    """Write pre-activations, state and h."""
-    x = by_step + table[tokens] if len(tokens) else by_step
-    gates = cell.gates(x.to(state.dtype), product.to(state.dtype), bias)
-    store(columns, gates)
-    new, output = cell.compute(*gates, prev)
-    state.copy_(new)
-    h.copy_(output)
-
-
-def backward_step(cell, prev, columns, d_h, d_state, d_out, d_columns):
-    """Write pre-activation gradients; update d_state to the previous step's."""
-    gates = [column.to(prev.dtype) for column in columns]
-    _, vjp = torch.func.vjp(cell.compute, *gates, prev)
-    *d_gates, d_prev = vjp((d_state, (d_out + d_h).to(prev.dtype)))
-    store(d_columns, d_gates)
-    d_state.copy_(d_prev)
-
-
-# -- On a CPU: in place. `columns` are the four gates. They hold pre-activations, then
+# -- One step without its matmul. `gates` and `compute` are as in torch.nn, on CUDA and for
+# stability.py.
+#
+# On a CPU, steps are in place. `columns` are the four gates. They hold pre-activations, then
 # activations, and after the backward step pre-activation gradients.
 # torch's tanh is slow on some CPUs: tanh(x) = 1 - 2 sigmoid(-2x). The terms of x are
 # multiplied by -2 before the scan, which is exact.
@@ -90,70 +40,112 @@ sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
-def lstm_step_in_place(gates, columns, prev, state, h, u):
-    """Store s and u in place of g = 1 - 2s and tanh(c) = 1 - 2u."""
-    gates.sigmoid_()
-    i, f, s, o = columns
-    torch.mul(f, prev, out=state)
-    state.add_(i).addcmul_(i, s, value=-2)  # c = f c_prev + i g
-    torch.mul(state, -2, out=u).sigmoid_()
-    torch.addcmul(o, o, u, value=-2, out=h)  # h = o tanh(c)
+class LSTM:
+    @staticmethod
+    def gates(x, product, bias):
+        """Sum x (table + by_step) and product (W h_prev) into pre-activations."""
+        return (x + product).chunk(4, -1)
+
+    @staticmethod
+    def compute(i, f, g, o, c):
+        """Map pre-activations and previous state to the new state and output."""
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return c, o.sigmoid() * c.tanh()
+
+    @staticmethod
+    def step_in_place(columns, prev, state, gates, h, u):
+        """Store s and u in place of g = 1 - 2s and tanh(c) = 1 - 2u."""
+        gates.sigmoid_()
+        i, f, s, o = columns
+        torch.mul(f, prev, out=state)
+        state.add_(i).addcmul_(i, s, value=-2)  # c = f c_prev + i g
+        torch.mul(state, -2, out=u).sigmoid_()
+        torch.addcmul(o, o, u, value=-2, out=h)  # h = o tanh(c)
+
+    @staticmethod
+    def backward_in_place(columns, prev, d_h, d_state, d_out, d_columns, gates, u, d_gates):
+        """Overwrite the gates with their pre-activation gradients.
+
+        tanh(x) = 1 - 2s has derivative 4s(1 - s): sigmoid_backward lacks the factor 4.
+        `d_columns` are those of `d_gates`, scratch memory.
+        """
+        i, f, s, o = columns
+        d_i, d_f, d_s, d_o = d_columns
+        d_h.add_(d_out)
+        torch.mul(d_h, o, out=d_o)  # d_tanh(c)
+        d_state.add_(sigmoid_backward(d_o, u, grad_input=d_o), alpha=4)
+        torch.addcmul(d_state, d_state, s, value=-2, out=d_i)  # d_c g
+        torch.mul(d_state, prev, out=d_f)
+        torch.addcmul(ZERO, d_state, i, value=4, out=d_s)  # 4 d_c i
+        torch.addcmul(d_h, d_h, u, value=-2, out=d_o)  # d_h tanh(c)
+        d_state.mul_(f)  # d_c_prev
+        sigmoid_backward(d_gates, gates, grad_input=gates)  # through all four sigmoids
 
 
-def lstm_backward_in_place(gates, columns, prev, u, d_h, d_state, d_out, scratch, d_columns):
-    """Overwrite the gates with their pre-activation gradients.
+class GRU:
+    @staticmethod
+    def gates(x, product, bias):
+        x_r, x_z, x_n = x.chunk(3, -1)
+        q, r, z = product.chunk(3, -1)
+        return q + bias, r + x_r, z + x_z, x_n.expand_as(q)
 
-    tanh(x) = 1 - 2s has derivative 4s(1 - s): sigmoid_backward lacks the factor 4.
-    """
-    i, f, s, o = columns
-    d_i, d_f, d_s, d_o = d_columns
-    d_h.add_(d_out)
-    torch.mul(d_h, o, out=d_o)  # d_tanh(c)
-    d_state.add_(sigmoid_backward(d_o, u, grad_input=d_o), alpha=4)
-    torch.addcmul(d_state, d_state, s, value=-2, out=d_i)  # d_c g
-    torch.mul(d_state, prev, out=d_f)
-    torch.addcmul(ZERO, d_state, i, value=4, out=d_s)  # 4 d_c i
-    torch.addcmul(d_h, d_h, u, value=-2, out=d_o)  # d_h tanh(c)
-    d_state.mul_(f)  # d_c_prev
-    sigmoid_backward(scratch, gates, grad_input=gates)  # through all four sigmoids
+    @staticmethod
+    def compute(q, r, z, n, h):
+        """Take q = W_hn h + b_hn, which the reset gate r multiplies."""
+        n = (n + r.sigmoid() * q).tanh()
+        h = n + z.sigmoid() * (h - n)
+        return h, h
 
+    @staticmethod
+    def step_in_place(columns, prev, state):
+        """Write h into the state."""
+        q, r, z, n = columns
+        r.sigmoid_()
+        z.sigmoid_()
+        n.addcmul_(r, q, value=-2).sigmoid_()
+        torch.add(ONE, n, alpha=-2, out=n)  # n = tanh(x + r q)
+        torch.lerp(n, prev, z, out=state)  # h = n + z (h_prev - n)
 
-def gru_step_in_place(columns, prev, state):
-    """Write h into the state."""
-    q, r, z, n = columns
-    r.sigmoid_()
-    z.sigmoid_()
-    n.addcmul_(r, q, value=-2).sigmoid_()
-    torch.add(ONE, n, alpha=-2, out=n)  # n = tanh(x + r q)
-    torch.lerp(n, prev, z, out=state)  # h = n + z (h_prev - n)
-
-
-def gru_backward_in_place(columns, prev, d_h, d_state, d_out, d_columns):
-    """As lstm_backward_in_place."""
-    q, r, z, n = columns
-    _, d_r, d_z, d_n = d_columns
-    d = d_h.add_(d_state).add_(d_out)
-    torch.sub(prev, n, out=d_z).mul_(d)
-    torch.mul(d, z, out=d_state)  # d_h_prev
-    torch.sub(d, d_state, out=d_n)  # d (1 - z)
-    tanh_backward(d_n, n, grad_input=n)  # n now holds d(pre-activation)
-    torch.mul(n, q, out=d_r)
-    torch.mul(n, r, out=q)  # q holds d_q
-    sigmoid_backward(d_r, r, grad_input=r)
-    sigmoid_backward(d_z, z, grad_input=z)
+    @staticmethod
+    def backward_in_place(columns, prev, d_h, d_state, d_out, d_columns):
+        """As in LSTM."""
+        q, r, z, n = columns
+        _, d_r, d_z, d_n = d_columns
+        d = d_h.add_(d_state).add_(d_out)
+        torch.sub(prev, n, out=d_z).mul_(d)
+        torch.mul(d, z, out=d_state)  # d_h_prev
+        torch.sub(d, d_state, out=d_n)  # d (1 - z)
+        tanh_backward(d_n, n, grad_input=n)  # n now holds d(pre-activation)
+        torch.mul(n, q, out=d_r)
+        torch.mul(n, r, out=q)  # q holds d_q
+        sigmoid_backward(d_r, r, grad_input=r)
+        sigmoid_backward(d_z, z, grad_input=z)
 
 
-class Cell(NamedTuple):
-    """The step functions of an LSTM or a GRU."""
-
-    gates: Callable
-    compute: Callable
-    step_in_place: Callable
-    backward_in_place: Callable
+# -- On CUDA: what torch.compile fuses into one kernel
+def store(columns, gates):
+    """Copy gate by gate, which compiles to one kernel over (n, H)."""
+    for column, gate in zip(columns, gates):
+        column.copy_(gate)
 
 
-LSTM = Cell(lstm_gates, lstm_cell, lstm_step_in_place, lstm_backward_in_place)
-GRU = Cell(gru_gates, gru_cell, gru_step_in_place, gru_backward_in_place)
+def forward_step(cell, table, bias, columns, prev, state, product, by_step, tokens, h):
+    """Write pre-activations, state and h."""
+    x = by_step + table[tokens] if len(tokens) else by_step
+    gates = cell.gates(x.to(state.dtype), product.to(state.dtype), bias)
+    store(columns, gates)
+    new, output = cell.compute(*gates, prev)
+    state.copy_(new)
+    h.copy_(output)
+
+
+def backward_step(cell, columns, prev, d_h, d_state, d_out, d_columns):
+    """Write pre-activation gradients; update d_state to the previous step's."""
+    gates = [column.to(prev.dtype) for column in columns]
+    _, vjp = torch.func.vjp(cell.compute, *gates, prev)
+    *d_gates, d_prev = vjp((d_state, (d_out + d_h).to(prev.dtype)))
+    store(d_columns, d_gates)
+    d_state.copy_(d_prev)
 
 
 # -- The scan; x_of[t] is step t's rows of x
@@ -202,45 +194,39 @@ def fill_gates(table, by_step, tokens, sizes, weight, bias):
 
 
 class RecurrentScan(torch.autograd.Function):
-    """Run a GRU or LSTM: table (R, G), ..., weight (G, H), bias (H,) -> h (N, H).
+    """Run a GRU or LSTM: weight (G, H), bias (H,), table (R, G), ... -> h (N, H).
 
     Only the GRU reads `bias`, in q; the LSTM's bias is part of by_step.
     """
 
     @staticmethod
-    def forward(ctx, cell, table, by_step, tokens, sizes, compiled, weight, bias):
+    def forward(ctx, cell, weight, bias, table, by_step, tokens, sizes, compiled):
         # Detach to avoid recompilation
-        table, by_step, weight, bias = (x.detach() for x in (table, by_step, weight, bias))
+        weight, bias, table, by_step = (x.detach() for x in (weight, bias, table, by_step))
         (G, H), N = weight.shape, sum(sizes)
         cpu = on_cpu(weight)
         state = weight.new_empty(N, H)
         h = state if cpu and cell is GRU else table.new_empty(N, H)
         u = torch.empty_like(h) if cpu and cell is LSTM else h
         matmul_weight = weight.to(table.dtype)
+        views = []  # the last arguments of `step`, for each step
         if cpu:
             gates, recurrent = fill_gates(table, by_step, tokens, sizes, weight, bias)
-            product_of = gates[:, :G].split(sizes)
-            step, views = cell.step_in_place, {}
+            products, step = gates[:, :G].split(sizes), cell.step_in_place
             if cell is LSTM:
-                views = dict(gates=gates.split(sizes), u=u.split(sizes), h=h.split(sizes))
+                views = [x.split(sizes) for x in (gates, h, u)]
         else:
             gates, recurrent = table.new_empty(N, 4 * H), matmul_weight.T
-            product_of = first_rows(table.new_zeros(sizes[0], G), sizes)
+            products = first_rows(table.new_zeros(sizes[0], G), sizes)
             step = partial(pointwise(forward_step, compiled), cell, table, bias)
-            tokens_of = tokens.tensor_split(list(accumulate(sizes[:-1])))
-            views = dict(
-                product=product_of, by_step=by_step, tokens=tokens_of, h=h.split(sizes)
-            )
-        views |= dict(
-            columns=split_gates(gates, sizes),
-            prev=previous_states(state, sizes),
-            state=state.split(sizes),
-        )
-        h_prev_of = previous_rows(h, sizes)
-        for t, step_views in enumerate(zip(*views.values())):
+            tokens_of = tokens.tensor_split([*accumulate(sizes[:-1])])
+            views = [products, by_step, tokens_of, h.split(sizes)]
+        columns, prev = split_gates(gates, sizes), previous_states(state, sizes)
+        h_prev = previous_rows(h, sizes)
+        for t, arguments in enumerate(zip(columns, prev, state.split(sizes), *views)):
             if t:
-                product_of[t].addmm_(h_prev_of[t - 1], recurrent, beta=int(cpu))
-            step(**dict(zip(views, step_views)))
+                products[t].addmm_(h_prev[t - 1], recurrent, beta=int(cpu))
+            step(*arguments)
         ctx.save_for_backward(gates, state, h, u, tokens, matmul_weight)
         ctx.settings = cell, sizes, compiled, len(table)
         return h
@@ -252,38 +238,31 @@ class RecurrentScan(torch.autograd.Function):
         cell, sizes, compiled, table_rows = ctx.settings
         h, state = h.detach(), state.detach()  # to avoid recompilation
         B, (G, H) = sizes[0], matmul_weight.shape
-        d_h_of = first_rows(torch.zeros_like(h[:B]), sizes)
-        views = dict(
-            columns=split_gates(gates, sizes),
-            prev=previous_states(state, sizes),
-            d_h=d_h_of,
-            d_state=first_rows(torch.zeros_like(state[:B]), sizes),
-            d_out=d_out.split(sizes),
-        )
+        columns, prev = split_gates(gates, sizes), previous_states(state, sizes)
+        d_h, d_state = (first_rows(torch.zeros_like(x[:B]), sizes) for x in (h, state))
+        views = []
         if on_cpu(h):
             step, d_gates = cell.backward_in_place, gates
             scratch = torch.empty_like(gates[:B])  # one step's gradients
-            views["d_columns"] = zip(*(first_rows(x, sizes) for x in scratch.chunk(4, 1)))
+            d_columns = zip(*(first_rows(x, sizes) for x in scratch.chunk(4, 1)))
             if cell is LSTM:
-                views["gates"] = gates.split(sizes)
-                views["u"] = u.split(sizes)
-                views["scratch"] = first_rows(scratch, sizes)
+                views = [gates.split(sizes), u.split(sizes), first_rows(scratch, sizes)]
         else:
             d_gates = torch.empty_like(gates)  # compiled steps must not alias arguments
             step = partial(pointwise(backward_step, compiled), cell)
-            views["d_columns"] = split_gates(d_gates, sizes)
-        d_product_of = d_gates[:, :G].split(sizes)
-        steps = [dict(zip(views, step_views)) for step_views in zip(*views.values())]
-        for t in reversed(range(len(sizes))):
-            step(**steps[t])
+            d_columns = split_gates(d_gates, sizes)
+        d_products = d_gates[:, :G].split(sizes)
+        steps = zip(columns, prev, d_h, d_state, d_out.split(sizes), d_columns, *views)
+        for t, arguments in reversed([*enumerate(steps)]):
+            step(*arguments)
             if t:
-                torch.mm(d_product_of[t], matmul_weight, out=d_h_of[t])
+                torch.mm(d_products[t], matmul_weight, out=d_h[t])
 
         d_inputs = input_gradients(d_gates[:, -G:], tokens, sizes, table_rows, state.dtype)
         h_prev = h[:-B] if sizes[-1] == B else torch.cat(previous_rows(h, sizes))
         d_weight = (d_gates[B:, :G].T @ h_prev).to(state.dtype)
         d_bias = None if cell is LSTM else d_gates[:, :H].sum(0).to(state.dtype)
-        return None, *d_inputs, None, None, None, d_weight, d_bias
+        return None, d_weight, d_bias, *d_inputs, None, None, None
 
 
 def input_gradients(d_x, tokens, sizes, table_rows, dtype):
