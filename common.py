@@ -467,8 +467,10 @@ def distinct_rows(draw, count, *counters, device="cpu"):
         rows = rows[torch.from_numpy(np.sort(first))]
         if len(rows) >= count:
             return rows[:count]
-    found = f"only {len(rows)} sequences exist for --held-out {count}"
-    raise UsageError(f"{found}: raise --vocab or --length, or lower --held-out")
+    raise UsageError(
+        f"only {len(rows)} sequences exist for --held-out {count}: "
+        "raise --vocab or --length, or lower --held-out"
+    )
 
 
 class HeldOut:
@@ -481,8 +483,10 @@ class HeldOut:
 
     def __init__(self, rows, probability):
         if probability > 0.5:
-            share = f"--held-out {len(rows)} is {probability:.0%} of all sequences, above half"
-            raise UsageError(f"{share}: raise --vocab or --length, or lower --held-out")
+            raise UsageError(
+                f"--held-out {len(rows)} is {probability:.0%} of all sequences, above half: "
+                "raise --vocab or --length, or lower --held-out"
+            )
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
         self.max_redraws = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
 
@@ -511,9 +515,9 @@ def predict(features, model, batch, batch_size):
         chunk = batch.rows(slice(start, start + batch_size))
         logits = model.readout(features(model, chunk))  # (M, b, K)
         predictions.append(logits.argmax(-1).T)
-        targets = chunk.targets.T  # (M, b)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        losses.append(loss.view(targets.shape).T)
+        targets = chunk.targets.T.flatten()
+        loss = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
+        losses.append(loss.view(len(logits), -1).T)
     return torch.cat(predictions), torch.cat(losses)
 
 
@@ -522,19 +526,17 @@ def sequence_metrics(batch, predictions, losses):
 
     Padding, at the ends of rows, is not scored.
     """
-    targets, predictions = batch.targets.cpu().numpy(), predictions.cpu().numpy()
-    losses = losses.cpu().numpy()
-    scored = np.ones(targets.shape, bool)
+    target, predicted, losses = (x.cpu().numpy() for x in (batch.targets, predictions, losses))
+    scored = np.ones(target.shape, bool)
     if batch.weight is not None:
         scored = batch.weight.cpu().numpy() > 0
-    predicted = np.where(scored, predictions, -1)
-    target = np.where(scored, targets, -1)
+        predicted, target = np.where(scored, (predicted, target), -1)
     correct = predicted == target  # True at padding
     return {
-        "token_accuracy": float(correct[scored].mean()),
-        "sequence_accuracy": float(correct.all(1).mean()),
-        "cross_entropy": float(losses[scored].mean(dtype=np.float64)),
-        "damerau_levenshtein": float(damerau_levenshtein(predicted, target).mean()),
+        "token_accuracy": correct[scored].mean(),
+        "sequence_accuracy": correct.all(1).mean(),
+        "cross_entropy": losses[scored].mean(dtype=np.float64),
+        "damerau_levenshtein": damerau_levenshtein(predicted, target).mean(),
     }
 
 
@@ -550,26 +552,25 @@ def damerau_levenshtein(a, b):
     transposition joins the last row k < i with a_k = b_j and the last column l < j with
     b_l = a_i. Insertions are a running minimum.
     """
-    a, b = np.transpose(a), np.transpose(b)  # (La, N), (Lb, N)
-    rows, pairs = a.shape
-    columns = np.arange(len(b) + 1)[:, None]
-    table = np.empty((rows + 1, len(columns), pairs), dtype=np.int32)
-    table[0] = columns
-    last_row = np.zeros(b.shape, dtype=int)  # 0: no match so far
-    last_column = np.zeros(b.shape, dtype=int)
-    for i in range(1, rows + 1):
-        match = a[i - 1] == b  # (Lb, N)
+    a, b = a.T, b.T  # (La, N), (Lb, N)
+    pairs, columns = np.arange(a.shape[1]), np.arange(len(b) + 1)[:, None]
+    # One more row and column, at index -1, stay above all distances: no match so far
+    shape = len(a) + 2, len(b) + 2, len(pairs)
+    table = np.full(shape, len(a) + len(b), dtype=np.int32)
+    table[0, :-1] = columns
+    last_row, last_column = np.zeros((2, *b.shape), dtype=int)
+    for i, token in enumerate(a, 1):
+        match = token == b  # (Lb, N)
         last_column[1:] = np.maximum.accumulate(match[:-1] * columns[1:-1])
-        before = table[last_row - 1, last_column - 1, np.arange(pairs)]
+        before = table[last_row - 1, last_column - 1, pairs]
         transposed = before + (i - last_row) + (columns[1:] - last_column) - 1
-        transposed[(last_row == 0) | (last_column == 0)] = rows + len(b)
-        replaced = table[i - 1, :-1] + ~match
-        deleted = table[i - 1, 1:] + 1
-        table[i, 0] = i
-        table[i, 1:] = np.minimum(np.minimum(replaced, deleted), transposed)
-        table[i] = np.minimum.accumulate(table[i] - columns) + columns
+        above, row = table[i - 1 : i + 1, :-1]
+        replaced, deleted = above[:-1] + ~match, above[1:] + 1
+        row[0] = i
+        row[1:] = np.minimum(np.minimum(replaced, deleted), transposed)
+        row[:] = np.minimum.accumulate(row - columns) + columns
         last_row[match] = i
-    return table[-1, -1]
+    return table[-2, -2]
 
 
 # -- A recent layer that is not in the paper, and the table of all layers
