@@ -41,16 +41,16 @@ def complex_exp(real, imag):
     return modulus * imag.cos(), modulus * imag.sin()
 
 
-def kernel_tables(log_dt, C, log_A_real, A_imag, time):
+def kernel_tables(layer, time):
     """Compute S4D.kernel's tables without complex numbers, for torch.compile."""
-    dt = log_dt.exp()[:, None, None]
-    A_real, A_imag = -log_A_real.exp()[..., None], A_imag[..., None]  # (H, N/2, 1)
+    dt = layer.log_dt.exp()[:, None, None]
+    A_real, A_imag = -layer.log_A_real.exp()[..., None], layer.A_imag[..., None]  # (H, N/2, 1)
     dtA_real, dtA_imag = A_real * dt, A_imag * dt
     # ZOH weights C (exp(dt A) - 1) / A
     real, imag = complex_exp(dtA_real, dtA_imag)
     A_abs2 = A_real * A_real + A_imag * A_imag
     ratio = [x / A_abs2 for x in complex_mul((real - 1, imag), (A_real, -A_imag))]
-    weights = complex_mul(C.unsqueeze(-2).unbind(-1), ratio)
+    weights = complex_mul(layer.C.unsqueeze(-2).unbind(-1), ratio)
     # Kernel at lag l = stride i + j: row i, column j
     stride = math.isqrt(time - 1) + 1
     lags = torch.arange(time, device=dt.device)
@@ -70,8 +70,7 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
     u = (u + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
     shared = by_step[n:stop].T[..., None]  # (H, stop - n, 1): all rows share these inputs
 
-    make_tables = pointwise(kernel_tables, compiled)
-    rows, columns = make_tables(layer.log_dt, layer.C, layer.log_A_real, layer.A_imag, stop)
+    rows, columns = pointwise(kernel_tables, compiled)(layer, stop)
     kernel = layer.kernel_from_tables(rows, columns, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
     toeplitz = response.unfold(1, n, 1)[:, : stop - start]  # (H, M, n), last step first

@@ -12,7 +12,7 @@ def pointwise(function, compiled):
     """Return a pointwise function, compiled on request: first for one shape, then for all."""
     if not compiled:
         return function
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = 64
     return torch.compile(function)
 
 
@@ -31,9 +31,9 @@ def compiles():
 def capture(step, state, pool):
     """Return a CUDA graph of `step`; warm-up leaves state() and random generators unchanged."""
     before = {x: x.detach().clone() for x in state()}
-    device = torch.cuda.current_device()
-    with warnings.catch_warnings(), torch.random.fork_rng([device]):
-        warnings.simplefilter("ignore")  # Adam warns outside a graph
+    # Adam warns outside a graph
+    quiet = warnings.catch_warnings(action="ignore")
+    with quiet, torch.random.fork_rng([torch.cuda.current_device()]):
         for _ in range(3):  # warm-up
             step()
     with torch.no_grad():
