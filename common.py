@@ -582,9 +582,8 @@ class MinGRU(nn.Linear):
 
     def forward(self, x, steps):
         gate, candidate = super().forward(x).chunk(2, -1)  # (T, B, H)
-        keep, add = (-gate).sigmoid(), gate.sigmoid() * candidate
         h, states = torch.zeros_like(gate[0]), []
-        for kept, added in zip(keep, add):
+        for kept, added in zip((-gate).sigmoid(), gate.sigmoid() * candidate):
             h = kept * h + added
             states.append(h)
         return select(torch.stack(states), steps)

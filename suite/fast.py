@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import common
-from suite import rnn_kernels
 from suite.graphs import pointwise
+from suite.rnn_kernels import RecurrentScan, recurrent_parameters
 
 LAYERS = common.GRU, common.LSTM, common.S4D  # supported by this engine
 
@@ -86,25 +86,14 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
 
 
 # -- The models
-def used_embeddings(embedding, tokens):
-    """Return embeddings of the tokens that occur, the command's last, and indices into them.
-
-    On a GPU, return all: torch.unique would synchronise with the host.
-    """
-    if not tokens.is_cpu:
-        return embedding.weight, tokens
-    used, indices = tokens.unique(return_inverse=True)
-    return embedding(F.pad(used, (0, 1), value=len(embedding.weight) - 1)), indices
-
-
 def project_inputs(model, embedded, time):
     """Project embeddings (R, E) and time steps -> table (R, G), by_step (time, G)."""
     weight, bias = input_projection(model.layer)
     vectors = model.encoding.vectors(time)
     E = embedded.shape[1]
     if vectors is None:  # no PE; dup reads the embedding twice
-        columns = weight.unflatten(1, (-1, E)).sum(1)
-        return F.linear(embedded, columns), bias.expand(time, -1)
+        weight = weight.unflatten(1, (-1, E)).sum(1)
+        return F.linear(embedded, weight), bias.expand(time, -1)
     # --combine add: both slices are the whole weight
     table = F.linear(embedded, weight[:, :E])
     by_step = F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
@@ -120,13 +109,16 @@ def features(model, batch, compiled):
         rows, time = inputs.shape
         sizes = [rows] * time
         inputs = inputs[:, : time - commands].T  # (T - commands, B)
-    embedded, tokens = used_embeddings(model.embedding, inputs)
+    embedded, tokens = model.embedding.weight, inputs
+    if inputs.is_cpu:  # on a GPU, torch.unique would synchronise with the host
+        used, tokens = inputs.unique(return_inverse=True)
+        used = F.pad(used, (0, 1), value=len(embedded) - 1)  # and the command, which is last
+        embedded = model.embedding(used)
     table, by_step = project_inputs(model, embedded, len(sizes))
     if commands:
         by_step = torch.cat([by_step[:-commands], by_step[-commands:] + table[-1]])
     if isinstance(model.layer, common.S4D):
         return s4d_features(model.layer, table, by_step, tokens, batch.steps, compiled)
-    layer = rnn_kernels.recurrent_parameters(model.layer)
-    inputs = table, by_step, tokens.flatten()
-    h = rnn_kernels.RecurrentScan.apply(*layer, *inputs, sizes, compiled)
+    parameters = recurrent_parameters(model.layer)
+    h = RecurrentScan.apply(*parameters, table, by_step, tokens.flatten(), sizes, compiled)
     return common.select(h if packed else h.view(time, rows, -1), batch.steps)

@@ -148,7 +148,7 @@ def backward_step(cell, columns, prev, d_h, d_state, d_out, d_columns):
     d_state.copy_(d_prev)
 
 
-# -- The scan; x_of[t] is step t's rows of x
+# -- The scan: lists of views, one for each step, and the loop over steps
 def first_rows(x, sizes):
     """Return x[:n] for each step's n; reuse views, which cost as much as an operator."""
     views = {n: x[:n] for n in set(sizes)}
@@ -272,8 +272,9 @@ def input_gradients(d_x, tokens, sizes, table_rows, dtype):
     else:
         d_by_step = torch.stack([d.sum(0) for d in d_x.split(sizes)])
     # Faster than index_add_, whose CUDA additions to repeated rows are serialised
-    add_rows = torch.ops.aten.embedding_dense_backward
-    d_table = add_rows(d_x[: len(tokens)].to(dtype), tokens, table_rows, -1, False)
+    d_table = torch.ops.aten.embedding_dense_backward(
+        d_x[: len(tokens)].to(dtype), tokens, table_rows, -1, False
+    )
     return d_table, d_by_step
 
 
