@@ -142,7 +142,7 @@ def loss_and_accuracy(features, readout, batch, score=score):
     )
 
 
-def train_step(model, features, batch, optimizer, clip, score=score):
+def train_step(model, features, batch, optimizer, clip, score):
     """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
     `features(model, batch)` is an engine's forward pass; `score` may be compiled.
@@ -457,7 +457,7 @@ def hash_rows(rows):
     return splitmix64_mix(rows * GOLDEN + position).sum(-1)
 
 
-def distinct_rows(draw, count, *counters, device="cpu"):
+def distinct_rows(draw, count, *counters, device):
     """Return the first `count` distinct rows of a stream; draw(key, shape) is (*shape, W)."""
     rows = draw(key(*counters, 0, device=device), (0,))  # (0, W), no rows yet
     for attempt in range(1000):
