@@ -153,6 +153,7 @@ class Shakespeare(Task):
             "train_tokens": len(self.parts[0]),
             "valid_tokens": len(self.parts[1]),
             "valid_characters": sum(len(self.types[n]) for n in self.parts[1].tolist()),
+            "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
             "score_by_distance": score_by_distance(model, valid[: self.eval_batch, :-1]),
         }
 
@@ -259,27 +260,48 @@ class Rotary(common.Sinusoid):
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
 
-class Block(nn.Module):
+class Position(nn.Module):
+    """Map embeddings X (B, T, D) to X + P, LayerNorm(X) + P (Eq. 9) or, without P, X."""
+
+    def __init__(self, pe, positions, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
+        norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
+        self.encoding = ENCODINGS[pe](positions, width, amplitude=norm)
+
+    def forward(self, x):
+        vectors = self.encoding.vectors(x.shape[1])  # (T, D)
+        return x if vectors is None else self.norm(x) + vectors.to(x.dtype)
+
+
+class Attention(nn.Module):
     def __init__(self, width, heads, rotate):
         super().__init__()
         self.heads, self.rotate = heads, rotate
-        self.norm1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width)
+
+    def queries_keys_values(self, x):
+        """(B, T, D) -> three (B, H, T, D / H)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.rotate(q), self.rotate(k), v
+
+    def forward(self, x):
+        y = F.scaled_dot_product_attention(*self.queries_keys_values(x), is_causal=True)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, rotate):
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, rotate)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
         )
 
-    def queries_keys_values(self, x):
-        """(B, T, D) -> three (B, H, T, D / H)."""
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        return self.rotate(q), self.rotate(k), v
-
     def forward(self, x):
-        y = F.scaled_dot_product_attention(*self.queries_keys_values(x), is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).flatten(2))
+        x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
@@ -287,11 +309,7 @@ class Transformer(nn.Module):
     def __init__(self, pe, vocab, width, heads, layers, positions):
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
-        self.embedding_norm = nn.Identity()
-        if pe == "layernorm-learned":
-            self.embedding_norm = nn.LayerNorm(width)
-        norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
-        self.encoding = ENCODINGS[pe](positions, width, amplitude=norm)
+        self.position = Position(pe, positions, width)
         rotate = Rotary(positions, width // heads) if pe == "rotary" else nn.Identity()
         self.blocks = nn.ModuleList(Block(width, heads, rotate) for _ in range(layers))
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, vocab)
@@ -301,15 +319,9 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def embed(self, tokens):
-        """Return embeddings X + P, LayerNorm(X) + P (Eq. 9) or, without P, X: (B, T, D)."""
-        x = self.embedding_norm(self.embedding(tokens))
-        vectors = self.encoding.vectors(tokens.shape[1])  # (T, D)
-        return x if vectors is None else x + vectors.to(x.dtype)
-
     def features(self, batch):
         """Return features (T, B, D)."""
-        x = self.embed(batch.inputs)
+        x = self.position(self.embedding(batch.inputs))  # (B, T, D)
         for block in self.blocks:
             x = block(x)
         return self.norm(x).transpose(0, 1)
@@ -318,11 +330,11 @@ class Transformer(nn.Module):
 @torch.no_grad()
 def score_by_distance(model, inputs):
     """Average q.k / sqrt(d) over layers, heads and windows, at distances 0 to T-1."""
-    x, means = model.embed(inputs), []
+    x, means = model.position(model.embedding(inputs)), []
     for block in model.blocks:
-        q, k, _ = block.queries_keys_values(x)  # (B, heads, T, d)
+        q, k, _ = block.attention.queries_keys_values(block.norm1(x))  # (B, heads, T, d)
         total = torch.einsum("bhqd,bhkd->qk", q, k).double()
-        means.append(total / (len(q) * block.heads * math.sqrt(q.shape[-1])))
+        means.append(total / (len(q) * q.shape[1] * math.sqrt(q.shape[-1])))
         x = block(x)
     mean = torch.stack(means).mean(0)
     return [round(mean.diagonal(-distance).mean().item(), 5) for distance in range(len(mean))]

@@ -89,7 +89,7 @@ class WikiText(Task):
 
     def build(self, device):
         self.device = device
-        self.splits = {split: read_split(self.tokens, split, self.length) for split in SPLITS}
+        self.splits = {split: Split(self.tokens, split, self.length) for split in SPLITS}
 
     def positions(self):
         return self.length
@@ -101,39 +101,43 @@ class WikiText(Task):
 
     def paragraphs_of_batch(self, i):
         """Return batch i's paragraphs (B,); a batch may span two or more epochs."""
-        count = len(self.splits["train"])
+        count = len(self.splits["train"].starts)
         indices = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
         return np.array([permutation(self.seed, epoch, count)[n] for epoch, n in indices])
 
     def training_batch(self, i):
-        train = self.splits["train"]
-        batch = pack([train[n] for n in self.paragraphs_of_batch(i)])
+        batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
         if self.device.type == "cuda":  # a graph for each size
             batch = pad_to_few_sizes(batch, self.length, self.vocab)
         return move(batch, self.device)
 
     @torch.no_grad()
-    def perplexities(self, model, paragraphs, engine):
-        """Return the perplexity of paragraphs on known targets and on all targets."""
+    def perplexities(self, model, split, engine):
+        """Return a split's perplexity on known targets and on all targets."""
         chunk_size = common.rows_per_chunk(model.readout.weight)
-        known_loss = known_count = total_loss = total_count = 0
-        paragraphs = sorted(paragraphs, key=len)  # groups similar lengths
-        for start in range(0, len(paragraphs), self.batch):
-            part = move(pack(paragraphs[start : start + self.batch]), self.device)
-            features = engine.features(model, part).split(chunk_size)
-            targets = part.targets[0].split(chunk_size)
-            losses = [
-                F.cross_entropy(model.readout(h), y, reduction="none")
-                for h, y in zip(features, targets)
-            ]
+        known_loss, known_count, total_loss = 0, 0, 0
+        by_length = np.argsort(split.counts, kind="stable")  # groups similar lengths
+        for start in range(0, len(by_length), self.batch):
+            part = move(pack(split, by_length[start : start + self.batch]), self.device)
+            h, losses = engine.features(model, part), []
+            for x, targets in zip(h.split(chunk_size), part.targets[0].split(chunk_size)):
+                losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
             losses = torch.cat(losses).double()
             known = part.weight[0].double()
             known_loss += losses @ known
             known_count += known.sum()
             total_loss += losses.sum()
-            total_count += len(losses)
-        means = known_loss / known_count, total_loss / total_count
-        return tuple(map(common.perplexity, means))
+        count = split.counts.sum()
+        known_perplexity = common.perplexity(known_loss / known_count)
+        return known_perplexity, common.perplexity(total_loss / count)
+
+    def unigram_perplexity(self):
+        """Return test perplexity (known targets) of a unigram model with add-one smoothing."""
+        frequency = np.bincount(self.splits["train"].tokens, minlength=self.vocab) + 1
+        test = self.splits["test"]
+        targets = pack(test, np.arange(len(test.starts))).targets.numpy()
+        log_prob = np.log(frequency / frequency.sum())[targets[targets != UNKNOWN]]
+        return common.perplexity(-log_prob.mean())
 
     def examples(self, model, engine):
         return []
@@ -144,7 +148,14 @@ class WikiText(Task):
             known, every = self.perplexities(model, self.splits[name], engine)
             metrics[f"{name}_perplexity"] = known
             metrics[f"{name}_perplexity_with_unknown"] = every
-        return metrics
+        splits = self.splits.items()
+        unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
+        return metrics | {
+            "unigram_test_perplexity": self.unigram_perplexity(),
+            "paragraphs": {name: split.paragraphs for name, split in splits},
+            "tokens": {name: len(split.tokens) for name, split in splits},
+            "unknown_tokens": unknown,
+        }
 
 
 @functools.lru_cache(1)
@@ -193,23 +204,23 @@ WikiText.figures["fig15"] = Figure(
 
 
 # -- Batches and the forward pass
-def pack(paragraphs):
-    """Pack paragraphs into a batch of N (piece, next piece) pairs.
+def pack(split, chosen):
+    """Pack the chosen paragraphs of a split into a batch of N (piece, next piece) pairs.
 
     As in torch's PackedSequence, the longest paragraph comes first. inputs (N,) are those of
     step 0, then those of step 1, ...; targets (1, N); sizes (T,), on the CPU, counts the
     paragraphs at each step. Unknown pieces are not scored.
     """
-    paragraphs = sorted(paragraphs, key=len, reverse=True)
-    lengths = np.array([len(x) for x in paragraphs])
-    steps = np.arange(lengths[0] - 1)
-    sizes = np.searchsorted(-lengths, -steps - 1)  # paragraphs of over step + 1 pieces
-    starts = lengths.cumsum() - lengths
+    chosen = chosen[np.argsort(-split.counts[chosen], kind="stable")]
+    starts, counts = split.starts[chosen], split.counts[chosen]
+    steps = np.arange(counts[0])
+    sizes = np.searchsorted(-counts, -steps)
     indices = np.repeat(steps, sizes) + np.concatenate([starts[:size] for size in sizes])
-    tokens = torch.from_numpy(np.concatenate(paragraphs).astype(np.int64))
-    targets = tokens[indices + 1][None]
-    known, sizes = targets != UNKNOWN, torch.from_numpy(sizes)
-    return Batch(tokens[indices], targets, slice(None), known, sizes=sizes)
+    inputs, targets = (
+        torch.from_numpy(split.tokens[i].astype(np.int64)) for i in (indices, indices + 1)
+    )
+    known = targets != UNKNOWN
+    return Batch(inputs, targets[None], slice(None), known[None], sizes=torch.from_numpy(sizes))
 
 
 def pad_to_few_sizes(batch, max_steps, vocab):
@@ -227,7 +238,7 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     inputs = torch.arange(len(real)) % vocab
     inputs[real] = batch.inputs
     count = math.ceil(pairs * PARTS / len(real)) * len(real) // PARTS
-    steps = (~real).byte().argsort(stable=True)[:count]  # real rows first
+    steps = torch.cat([real.nonzero(), (~real).nonzero()])[:count, 0]  # real rows first
     targets = F.pad(batch.targets, (0, count - pairs), value=UNKNOWN)
     sizes = torch.full_like(sizes, paragraphs)
     return Batch(inputs, targets, steps, targets != UNKNOWN, sizes=sizes)
@@ -293,12 +304,17 @@ def make_tokens(data, vocab, folder):
     files.write(folder / "pieces.model", model.getvalue())
 
 
-def read_split(folder, name, length):
-    """Return the paragraphs that have a target, cut to `length` targets."""
-    tokens = np.fromfile(folder / f"{name}.tokens", "<u2")
-    ends = np.fromfile(folder / f"{name}.ends", "<i8")
-    paragraphs = np.split(tokens, ends[1:-1])
-    return [x[: length + 1] for x in paragraphs if len(x) > 1]
+class Split:
+    """Hold a split's tokens, and its paragraphs that have at least one target."""
+
+    def __init__(self, folder, name, length):
+        ends = np.fromfile(folder / f"{name}.ends", "<i8")
+        counts = np.minimum(np.diff(ends) - 1, length)
+        self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
+        self.paragraphs = len(ends) - 1
+        # (P,) paragraphs kept
+        self.starts = ends[:-1][counts > 0]
+        self.counts = counts[counts > 0]
 
 
 if __name__ == "__main__":
