@@ -45,7 +45,7 @@ def run(script, trials, n_parallel, gpus):
         accuracies = format_accuracies(active, progress)
         return f"{codes.count(0)} of {count} trials done{left}{accuracies}"
 
-    print(f"{count} trials to run, {n_parallel} in parallel")
+    print(f"{len(trials) - count} trials finished, {count} to run, {n_parallel} in parallel")
     try:
         while (running or waiting) and not stop.requested:
             while waiting and free:
