@@ -1566,13 +1566,12 @@ def readme_cells(results, **flags):
 
 
 def test_the_readmes_numbers_are_those_of_the_committed_results():
-    def load(task, figure):
+    def load(figure):
         args = argparse.Namespace(scale="desk", out=HERE / "results", words=[])
-        return report.load(task, figure, args)
+        return report.load(beyond.Beyond, figure, args)
 
     readme = README.replace("**", "").replace(r"\*", "")
-    short, long = (load(beyond.Beyond, name) for name in ("fig2-all", "fig2-end"))
-    lower = load(beyond.Beyond, "fig2-end-lower")
+    short, long, lower = map(load, ("fig2-all", "fig2-end", "fig2-end-lower"))
     for model, cell in beyond.CELLS.items():
         longest = cell.budgets[-1]
         first = readme_cells(short, model=model, vocab=cell.vocab)
