@@ -13,7 +13,13 @@ import torch
 from common import UsageError
 from suite.figures import chance
 
-FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75  # 0: success
+FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = (
+    1,
+    2,
+    3,
+    73,
+    75,
+)  # 0: success; --all: the largest
 
 
 class End(Exception):

@@ -71,7 +71,6 @@ def run(script, trials, n_parallel, gpus):
             process.terminate()
         codes += [process.wait() for process in running]
     print(f"{codes.count(0)} of {count} trials done")
-    # Precedence: stopped, running elsewhere, errors
     return max((code if code >= 0 else FAILED for code in codes), default=0)
 
 
