@@ -13,13 +13,8 @@ import torch
 from common import UsageError
 from suite.figures import chance
 
-FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = (
-    1,
-    2,
-    3,
-    73,
-    75,
-)  # 0: success; --all: the largest
+# 0: success; --all returns the largest of its trials' codes
+FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75
 
 
 class End(Exception):
