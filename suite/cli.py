@@ -166,10 +166,9 @@ def parse(task_class, argv):
     experiment.add_argument(
         "--scale", choices=task_class.scales, help="preset (default: paper)"
     )
-    defaults = defaults_of(task_class)
     for name, flag in flags_of(task_class).items():
         if name not in task_class.unused_flags:
-            add_flag(experiment if flag.affects_result else execution, flag, defaults[name])
+            add_flag(experiment if flag.affects_result else execution, flag)
     figure = dict(nargs="?", choices=task_class.figures)
     execution.add_argument(
         "--list",
@@ -185,14 +184,11 @@ def parse(task_class, argv):
 
 
 def flags_of(task_class):
-    """Return {name: Flag}; the task's flags override shared ones."""
-    return {flag.name: flag for flag in (*FLAGS, *EXECUTION_FLAGS, *task_class.flags)}
-
-
-def defaults_of(task_class):
-    """Return {flag: default} at paper scale."""
-    defaults = {name: flag.default for name, flag in flags_of(task_class).items()}
-    return defaults | task_class.scales["paper"]
+    """Return {name: Flag}, defaults at paper scale; the task's flags override shared ones."""
+    flags = {flag.name: flag for flag in (*FLAGS, *EXECUTION_FLAGS, *task_class.flags)}
+    for name, default in task_class.scales["paper"].items():
+        flags[name] = flags[name]._replace(default=default)
+    return flags
 
 
 def epilog_lines(task_class):
@@ -205,8 +201,8 @@ def epilog_lines(task_class):
             yield f"--pe {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
 
 
-def add_flag(group, flag, default):
-    shown = "" if default in (None, False) else f" (default: {default})"
+def add_flag(group, flag):
+    shown = f" (default: {flag.default})" if flag.default else ""
     options = dict(action="store_true")
     if flag.default is not False:
         options = dict(type=flag.type or type(flag.default), choices=flag.choices)
@@ -243,7 +239,8 @@ def parse_task(task_class, argv):
 
 def make_task(task_class, flags):
     """Return the task of one trial; flags that are None or missing take their defaults."""
-    paper = defaults_of(task_class)
+    known = flags_of(task_class)
+    paper = {name: flag.default for name, flag in known.items()}
     scale = task_class.scales[flags.get("scale", "paper")]
     args = argparse.Namespace(**paper | scale | flags)
     if isinstance(args.seed, range):
@@ -251,7 +248,7 @@ def make_task(task_class, flags):
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes the checkpoint that --evaluate needs")
     names = {"precision"} if args.precision == "bf16" else set()  # tf32 differs by rounding
-    for name, flag in flags_of(task_class).items():
+    for name, flag in known.items():
         value = getattr(args, name)
         if isinstance(value, int | float) and not flag.at_least <= value < flag.below:
             bounds = f"must be at least {flag.at_least} and below {flag.below}"
