@@ -22,12 +22,6 @@ def t_cdf(dof):
     return below / below[-1]
 
 
-def t_quantile(tail, dof):
-    """Return t such that P(T > t) = tail."""
-    angle = np.interp(tail, t_cdf(dof), ANGLES)
-    return float(-np.sqrt(dof) * np.tan(angle))
-
-
 # -- Means and differences of means
 class Estimate(NamedTuple):
     """A mean over seeds, or a signed sum of such means."""
@@ -59,10 +53,11 @@ def estimate(samples, signs=(1,)):
     dofs = [len(sample) - 1 for sample in samples]
     # Without variance, the Welch-Satterthwaite formula is 0 / 0
     dof = error**4 / (squared_errors**2 / dofs).sum() if error else dofs[0]
-    margin = t_quantile(LEVEL, dof) * error
-    angle = np.arctan2(value, error * np.sqrt(dof))
-    p_below = np.interp(angle, ANGLES, t_cdf(dof))
-    return Estimate(*map(float, (value, error, dof, margin, p_below)))
+    cdf, scale = t_cdf(dof), np.sqrt(dof)
+    # P(T > margin / error) = LEVEL
+    margin = -scale * np.tan(np.interp(LEVEL, cdf, ANGLES)) * error
+    p_below = np.interp(np.arctan2(value, error * scale), ANGLES, cdf)
+    return Estimate(value, error, dof, margin, p_below)
 
 
 def mean_and_squared_error(sample):
@@ -82,6 +77,5 @@ def holm(p_values):
     """Return the Holm-corrected p-values of one family."""
     order = np.argsort(p_values)
     scaled = np.sort(p_values) * np.arange(len(p_values), 0, -1)
-    corrected = np.empty(len(p_values))
-    corrected[order] = np.maximum.accumulate(scaled).clip(max=1)
-    return corrected
+    corrected = np.maximum.accumulate(scaled).clip(max=1)
+    return corrected[np.argsort(order)]  # in the order of p_values
