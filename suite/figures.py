@@ -55,12 +55,11 @@ class Contrast(NamedTuple):
     measure: str = ""  # default: the figure's first metric
 
     def terms(self):
-        """Return [(sign, flags of a cell)]."""
-        terms = []
+        """Yield (sign, flags of a cell)."""
         for sign, side in (1, self.high), (-1, self.low):
             cells = side if isinstance(side, list) else [side]
-            terms += [(sign, cell) for cell in cells]
-        return terms
+            for cell in cells:
+                yield sign, cell
 
 
 class Claim(NamedTuple):
@@ -160,13 +159,16 @@ def name_of(model):
     return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
 
 
+def name_flag(flag):
+    return FLAG_NAMES.get(flag, flag.replace("_", " "))
+
+
 def name_cell(flags):
     """Return labels such as ["GRU", "K = 32"], without flags that are None."""
     names = []
     for flag, value in flags.items():
         if value is not None:
-            label = FLAG_NAMES.get(flag, flag.replace("_", " "))
-            caption = CAPTIONS.get(flag, f"{label} = {{}}")
+            caption = CAPTIONS.get(flag, f"{name_flag(flag)} = {{}}")
             names.append(name_of(value) if flag == "model" else caption.format(value))
     return names
 

@@ -9,7 +9,6 @@ from suite.figures import (
     BOTH,
     CONTROLS,
     ENCODING_NAMES,
-    FLAG_NAMES,
     CensoredAbove,
     CensoredBelow,
     Contrast,
@@ -18,6 +17,7 @@ from suite.figures import (
     finished_of,
     measurements,
     name_cell,
+    name_flag,
     name_of,
     select,
 )
@@ -29,7 +29,7 @@ MAIN_FLAGS = "vocab", "length", "hidden", "iterations", "lr"
 
 # -- Formatting
 def format_p(p):
-    return "<.001" if p < 0.001 else f"{p:.3f}".replace("0.", ".", 1)
+    return "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0")
 
 
 def format_difference(estimate):
@@ -50,21 +50,20 @@ def format_mean(measured, measure):
     if not values:
         return "-"
     n, show = len(values), measure.show
-    censored = [x for x in measured if is_censored(x)]
-    if censored and len(set(values)) == 1:
-        sign = ">" if isinstance(values[0], CensoredAbove) else "<"
-        return f"{sign}{show(values[0]):g}{measure.unit} ({n} of {n} censored)"
-    mean = show(np.mean(values))
+    n_censored = sum(map(is_censored, measured))
+    mean, found = show(np.mean(values)), estimate([values])
     decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four digits
     text = f"{mean:,.{decimals}f}"
-    if not censored and (found := estimate([values])):
+    if n_censored:
+        if len(set(values)) == 1:
+            sign = ">" if isinstance(values[0], CensoredAbove) else "<"
+            text = f"{sign}{mean:g}{measure.unit}"
+        text += f" ({n_censored} of {n} censored)"
+    elif found and show is float:
+        text += f" ±{found.margin:,.{decimals}f}"
+    elif found:
         low, high = map(show, found.interval())
-        interval = f"±{found.margin:,.{decimals}f}"
-        if show is not float:
-            interval = f"[{low:,.{decimals}f}, {high:,.{decimals}f}]"
-        text += f" {interval}"
-    if censored:
-        text += f" ({len(censored)} of {n} censored)"
+        text += f" [{low:,.{decimals}f}, {high:,.{decimals}f}]"
     return text if n == len(measured) else f"{text} (n = {n})"
 
 
@@ -108,18 +107,16 @@ def evaluate(contrast, measured):
 
 
 # -- The tables of a figure
-def split_flags(figure, results):
-    """Return the flags that distinguish cells, and those with one value per model."""
+def key_flags(figure, results):
+    """Return the flags that distinguish cells: they have several values for a model."""
     rows = [result.flags for result in results]
     models = {row.get("model") for row in rows}
-    keys, settings = [], []
-    if len(models) > 1:
-        keys.append("model")
+    keys = ["model"] if len(models) > 1 else []
     for flag in dict.fromkeys(itertools.chain(*rows)):
-        if flag not in ("model", "pe", "seed", *figure.tuned):
-            pairs = {(row.get("model"), row.get(flag)) for row in rows}
-            (keys if len(pairs) > len(models) else settings).append(flag)
-    return keys, settings
+        pairs = {(row.get("model"), row.get(flag)) for row in rows}
+        if flag not in ("pe", "seed", *figure.tuned) and len(pairs) > len(models):
+            keys.append(flag)
+    return keys
 
 
 def cells_of(measured, keys, omitted=()):
@@ -132,52 +129,55 @@ def cells_of(measured, keys, omitted=()):
 def describe(figure, results, measures):
     """Yield caption parts: settings without a column, seeds, chance accuracy, trials."""
     finished = finished_of(results)
-    shared = shared_settings(finished)
+    shared = constant_flags([x.config for x in finished], MAIN_FLAGS)
+    flags = dict.fromkeys(itertools.chain(*(x.flags for x in results)))
     models = defaultdict(list)  # {settings: models that share them}
-    keys, settings = split_flags(figure, results)
     for model in dict.fromkeys(result.flags.get("model") for result in results):
         trials = select(results, dict(model=model))
-        cell = {flag: trials[0].flags.get(flag) for flag in settings}
-        cell |= shared_settings(finished_of(trials))
-        cell = {flag: value for flag, value in cell.items() if flag not in shared}
+        cell = constant_flags([x.flags for x in trials], flags)
+        cell |= constant_flags([x.config for x in finished_of(trials)], MAIN_FLAGS)
+        for flag in ("model", "pe", "seed", *shared):
+            cell.pop(flag, None)
         models[", ".join(name_cell(cell))].append(name_of(model or ""))
-    for words, names in models.items():
-        text = ": ".join(filter(None, [", ".join(names), words]))
-        if text and (words or "model" not in keys):
+    for settings, names in models.items():
+        if text := ": ".join(filter(None, [", ".join(names), settings])):
             yield text
     yield from name_cell(shared)
     if len(measures) == 1:
         yield measures[0].label
     if finished:
-        seeds = Counter(str(result.flags | dict(seed=0)) for result in finished)
-        yield f"n = {format_range([str(n) for n in sorted(seeds.values())])}"
+        seeds = Counter(str(result.flags | dict(seed=0)) for result in finished).values()
+        yield f"n = {format_range(min(seeds), max(seeds))}"
         if "accuracy" in " ".join(figure.metrics):
-            chances = sorted(map(chance, finished), reverse=True)
-            yield f"chance {format_range([f'{x:.3g}' for x in chances])}"
+            chances = [*map(chance, finished)]
+            yield f"chance {format_range(max(chances), min(chances))}"
     yield f"{len(finished)} of {len(results)} trials"
 
 
-def shared_settings(finished):
-    """Return {flag: value} of the main flags that have the same value in all trials."""
-    values = {flag: {trial.config.get(flag) for trial in finished} for flag in MAIN_FLAGS}
-    return {flag: x.pop() for flag, x in values.items() if len(x) == 1 and None not in x}
+def constant_flags(rows, flags):
+    """Return {flag: value} of those flags that have one value in all rows."""
+    constant = {}
+    for flag in flags:
+        values = {row.get(flag) for row in rows}
+        if len(values) == 1:
+            constant[flag] = values.pop()
+    return constant
 
 
-def format_range(words):
-    """Return "FIRST to LAST", or one word if both are equal."""
-    return " to ".join(dict.fromkeys([words[0], words[-1]]))
+def format_range(first, last):
+    return " to ".join(dict.fromkeys([f"{first:.3g}", f"{last:.3g}"]))
 
 
 def table(figure, results, measures):
     """Return the lines of a table: a header, then each metric's name and a row per cell."""
-    keys, _ = split_flags(figure, results)
+    keys = key_flags(figure, results)
     encodings = list(dict.fromkeys(result.flags["pe"] for result in results))
     encodings.sort(key=(COLUMN_ORDER + encodings).index)
     cells = [select(results, cell) for cell in cells_of(results, keys)]
     labels = dict.fromkeys(x.label for cell in cells for x in default_contrasts(cell))
     if len(labels) > 2:
         labels = ["PE - no PE", "PE - control"]
-    header = [FLAG_NAMES.get(key, key.replace("_", "-")) for key in keys]
+    header = [*map(name_flag, keys)]
     header += [ENCODING_NAMES.get(pe, pe) for pe in encodings]
     for label in labels:
         header += [label, "p"]
@@ -210,8 +210,7 @@ def table_rows(keys, encodings, measured, measure):
 
 def contrast_table(figure, results, measures):
     """Return the lines of a table of the figure's contrasts, one row per matching cell."""
-    keys, _ = split_flags(figure, results)
-    rows = []
+    keys, rows = key_flags(figure, results), []
     for contrast in figure.contrasts:
         measured = measurements(results, as_measure(contrast.measure or measures[0]))
         sides = [flags for _, flags in contrast.terms()]
@@ -220,7 +219,7 @@ def contrast_table(figure, results, measures):
                 label = ", ".join([contrast.label, *name_cell(cell)])
                 difference = evaluate(contrast, select(measured, cell))
                 rows.append([label, *format_difference(difference)])
-    return align(rows) if rows else []
+    return align(rows)
 
 
 # -- Preregistered claims
@@ -259,8 +258,7 @@ def test_claim(claim, link, results):
         subject = ", ".join(name_cell(claim.cell))
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
         means = [format_mean(select(measured, arm), measure) for arm in arms]
-        labels = [contrast.label for contrast in contrasts]
-        differences = map(": ".join, zip(labels, differences))
+        differences = [f"{c.label}: {text}" for c, text in zip(contrasts, differences)]
     row = [f"[{subject}]({link}): {measure.label}", *means, "<br>".join(differences)]
     missing = None in estimates or any(x.value is None for x in measured)
     return row, None if missing else all_above(estimates)
