@@ -276,7 +276,8 @@ def gaps(result):
 
 def gap_at_first(result):
     """Return the first snapshot's gap minus the mean over all."""
-    return gaps(result)[0] - gaps(result).mean()
+    found = gaps(result)
+    return found[0] - found.mean()
 
 
 def by_iteration(result):

@@ -279,7 +279,7 @@ def input_gradients(d_x, tokens, sizes, table_rows, dtype):
 
 
 def recurrent_parameters(layer):
-    """Return Cell, weight (G, H) and bias (H,); a GRU's rows are ordered q, r, z."""
+    """Return LSTM or GRU, weight (G, H) and bias (H,); a GRU's rows are ordered q, r, z."""
     weight, bias = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
     if isinstance(layer, torch.nn.LSTM):
         return LSTM, weight, bias
