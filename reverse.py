@@ -27,6 +27,7 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
+    compare_encodings,
     cross,
 )
 from suite.task import SMOKE, Task
@@ -52,8 +53,8 @@ class Reverse(Task):
 
     def make_batch(self, rows):
         """Make a batch from integers, (B, L): inputs, (B, 2L), and reversed targets, (B, L)."""
-        steps = slice(self.length, 2 * self.length)
-        return Batch(self.with_commands(rows), rows.flip(1), steps, commands=self.length)
+        inputs, steps = self.with_commands(rows), slice(self.length, None)
+        return Batch(inputs, rows.flip(1), steps, commands=self.length)
 
     def test_rows(self, device):
         """Draw held-out integers, (N, L), from one stream per L, as variable_length.py does."""
@@ -64,71 +65,72 @@ class Reverse(Task):
 # -- Fig. 2: larger vocabularies (vocab: K; length: L; other flags keep the scale's defaults)
 def model_grid(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     """Return a desk-scale grid: K from `gru_vocab` for the GRU, from `vocab` for the others."""
-    flags |= dict(pe=WITH_CONSTANT)
-    rows = cross(model="gru", vocab=gru_vocab, **flags)
-    rows += cross(model="lstm", vocab=vocab, **flags)
-    s4d = dict(model="s4d", iterations=s4d_iterations, lr=1e-2)
-    return rows + cross(vocab=vocab, **flags | s4d)
+    flags["pe"] = WITH_CONSTANT
+    s4d = flags | dict(model="s4d", iterations=s4d_iterations, lr=1e-2)
+    return (
+        cross(model="gru", vocab=gru_vocab, **flags)
+        + cross(model="lstm", vocab=vocab, **flags)
+        + cross(vocab=vocab, **s4d)
+    )
 
 
 DESK_GRID = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
-FIG2 = {
-    "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256])
-    + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)]),
-    "desk": model_grid(**DESK_GRID, seed=FRESH_SEEDS),
-    "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),
-    "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=range(1)),
-}
 LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in DESK_GRID
 FAMILY = "A larger vocabulary (reversal, L = 32)"
 Reverse.figures["fig2"] = Figure(
     "Reverse ordering",
-    FIG2,
+    {
+        "paper": cross(model="gru", pe=BOTH, vocab=[32, 64, 128, 256])
+        + cross(model=["lstm", "s4d"], pe=BOTH, vocab=[2**n for n in range(8, 15)]),
+        "desk": model_grid(**DESK_GRID, seed=FRESH_SEEDS),
+        "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=BOTH),
+        "smoke": cross(model=["gru", "lstm", "s4d"], pe=BOTH, vocab=[8, 16], seed=0),
+    },
     WITH_EDITS,
     summaries=OVER_K,
-    claims=(
-        *(
-            Claim(FAMILY, "token accuracy", dict(model=m, vocab=K))
-            for m, K in LARGEST_K.items()
-        ),
-        *(Claim(FAMILY, K95, dict(model=model)) for model in LARGEST_K),
-    ),
+    claims=[
+        Claim(FAMILY, "token accuracy", dict(model=model, vocab=K))
+        for model, K in LARGEST_K.items()
+    ]
+    + [Claim(FAMILY, K95, dict(model=model)) for model in LARGEST_K],
 )
 
 # -- Figs. 12 and 13: other encodings in place of the sinusoid
 PAPER_LSTM, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=1024)
 FIG13_ENCODINGS = ["none", "sin", "random", "learned"]
-DUP_CONTRAST = Contrast("dup - no PE", dict(pe="dup"), dict(pe="none"))
-FIG12 = {
-    "paper": cross(pe=WITH_DUP, **PAPER_LSTM),
-    "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS),
-}
-FIG13 = {
-    "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM),
-    "desk": cross(**DESK_LSTM, pe=["constant", *FIG13_ENCODINGS], amplitude=None)
-    + cross(**DESK_LSTM, pe="learned", amplitude=1.0),
-}
+DUP_CONTRAST = compare_encodings("dup", "none")
 
 
 def compare_vectors(control):
-    """Yield contrasts of random and learned vectors with no PE, a control and PE."""
+    """Return contrasts of random and learned vectors with no PE, a control and PE."""
+    contrasts = []
     for pe in ("random", "learned"):
-        default = dict(pe=pe, amplitude=None)
-        yield Contrast(f"{pe} - no PE", default, dict(pe="none"))
-        yield Contrast(f"{pe} - {control}", default, dict(pe=control))
-        yield Contrast(f"PE - {pe}", dict(pe="sin"), default)
+        pairs = (pe, "none"), (pe, control), ("sin", pe)
+        contrasts += [compare_encodings(high, low) for high, low in pairs]
     unit = dict(pe="learned", amplitude=1.0)
-    yield Contrast("PE - learned, initial norm 1", dict(pe="sin"), unit)
+    return [*contrasts, Contrast("PE - learned, initial norm 1", dict(pe="sin"), unit)]
 
 
 Reverse.figures["fig12"] = Figure(
-    "Duplicated embedding", FIG12, WITH_EDITS, contrasts=(DUP_CONTRAST,), x="pe", picture=False
+    "Duplicated embedding",
+    {
+        "paper": cross(pe=WITH_DUP, **PAPER_LSTM),
+        "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS),
+    },
+    WITH_EDITS,
+    contrasts=[DUP_CONTRAST],
+    x="pe",
+    picture=False,
 )
 Reverse.figures["fig13"] = Figure(
     "Other encodings",
-    FIG13,
+    {
+        "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM),
+        "desk": cross(**DESK_LSTM, pe=["constant", *FIG13_ENCODINGS], amplitude=None)
+        + cross(**DESK_LSTM, pe="learned", amplitude=1.0),
+    },
     WITH_EDITS,
-    contrasts=(*compare_vectors("constant"),),
+    contrasts=compare_vectors("constant"),
     x=("pe", "amplitude"),
 )
 
@@ -141,25 +143,27 @@ def training_budget_grid(pe="none", iterations=300_000, batch=512, **cell):
 
 
 def compare_training(iterations, batch):
-    """Yield contrasts of no PE at 2x and 1x budget, and of PE at 1x and no PE at 2x."""
+    """Return contrasts of no PE at 2x and 1x budget, and of PE at 1x and no PE at 2x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
-    yield Contrast("no PE: 2x - 1x iterations", longer, none)
-    yield Contrast("no PE: 2x - 1x batch size", larger, none)
-    yield Contrast("PE - no PE with 2x iterations", none | dict(pe="sin"), longer)
-    yield Contrast("PE - no PE with 2x batch size", none | dict(pe="sin"), larger)
+    sin = none | dict(pe="sin")
+    return [
+        Contrast("no PE: 2x - 1x iterations", longer, none),
+        Contrast("no PE: 2x - 1x batch size", larger, none),
+        Contrast("PE - no PE with 2x iterations", sin, longer),
+        Contrast("PE - no PE with 2x batch size", sin, larger),
+    ]
 
 
-SECTION41 = {
-    "paper": training_budget_grid(model="gru", vocab=256)
-    + training_budget_grid(**PAPER_LSTM)
-    + training_budget_grid(model="s4d", vocab=16384),
-    "desk": training_budget_grid(WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM),
-}
 Reverse.figures["section4.1"] = Figure(
     "More iterations, larger batches",
-    SECTION41,
-    contrasts=(*compare_training(300_000, 512), *compare_training(30_000, 64)),
+    {
+        "paper": training_budget_grid(model="gru", vocab=256)
+        + training_budget_grid(**PAPER_LSTM)
+        + training_budget_grid(model="s4d", vocab=16384),
+        "desk": training_budget_grid(WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM),
+    },
+    contrasts=compare_training(300_000, 512) + compare_training(30_000, 64),
     x=("pe", "iterations", "batch"),
 )
 

@@ -62,6 +62,12 @@ class Contrast(NamedTuple):
                 yield sign, cell
 
 
+def compare_encodings(high, low):
+    """Return the Contrast of two encodings, such as PE - no PE."""
+    names = [ENCODING_NAMES.get(pe, pe) for pe in (high, low)]
+    return Contrast(" - ".join(names), dict(pe=high), dict(pe=low))
+
+
 class Claim(NamedTuple):
     """A preregistered claim: PE exceeds no PE and the control, or `contrast` is positive."""
 

@@ -11,9 +11,9 @@ from suite.figures import (
     ENCODING_NAMES,
     CensoredAbove,
     CensoredBelow,
-    Contrast,
     as_measure,
     chance,
+    compare_encodings,
     finished_of,
     measurements,
     name_cell,
@@ -87,10 +87,7 @@ def default_contrasts(trials):
     if not encodings.issuperset(BOTH):
         return []
     control = [pe for pe in CONTROLS if pe in encodings][:1]
-    return [
-        Contrast(f"PE - {ENCODING_NAMES.get(pe, pe)}", dict(pe="sin"), dict(pe=pe))
-        for pe in ["none", *control]
-    ]
+    return [compare_encodings("sin", pe) for pe in ["none", *control]]
 
 
 def evaluate(contrast, measured):
