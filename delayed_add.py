@@ -13,7 +13,15 @@ for GRUs. Smaller scales use no extra iterations.
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 from common import Batch, uniform_integers
-from suite.figures import BOTH, WITH_CONSTANT, WITH_CONTROLS, Contrast, Figure, cross
+from suite.figures import (
+    BOTH,
+    WITH_CONSTANT,
+    WITH_CONTROLS,
+    Contrast,
+    Figure,
+    compare_encodings,
+    cross,
+)
 from suite.task import SMOKE, Task
 
 
@@ -33,15 +41,17 @@ class DelayedAddition(Task):
 
     def make_batch(self, rows):
         x, y = rows.split(self.length, dim=1)
-        return Batch(rows, (x.flip(1) + y) % self.vocab, slice(self.length, 2 * self.length))
+        return Batch(rows, (x.flip(1) + y) % self.vocab, slice(self.length, None))
 
 
 SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
-FIG7 = {
-    "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088]),
-    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
-}
-DelayedAddition.figures["fig7"] = Figure("Reverse ordering + delayed addition", FIG7)
+DelayedAddition.figures["fig7"] = Figure(
+    "Reverse ordering + delayed addition",
+    {
+        "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088]),
+        "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
+    },
+)
 DelayedAddition.figures["fig7-small"] = Figure(
     "Delayed addition, 64 units, 3,000 iterations", {"desk": cross(**SMALL, pe=WITH_CONTROLS)}
 )
@@ -53,35 +63,32 @@ DelayedAddition.figures["fig7-gru"] = Figure(
 ABLATION_ENCODINGS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
 MISSING_PROPERTY = {"random": "order", "ramp": "periodicity", "shuffled": "continuity"}
 PHASES = {
-    "PE on inputs only": dict(encode="input"),
-    "PE on outputs only": dict(encode="output"),
+    "PE on inputs only": dict(pe="sin", encode="input"),
+    "PE on outputs only": dict(pe="sin", encode="output"),
 }
 THIRDS = {
-    "high-frequency third": dict(bands="0:0.3334"),
-    "middle third": dict(bands="0.3334:0.6667"),
-    "low-frequency third": dict(bands="0.6667:1"),
+    "high-frequency third": dict(pe="sin", bands="0:0.3334"),
+    "middle third": dict(pe="sin", bands="0.3334:0.6667"),
+    "low-frequency third": dict(pe="sin", bands="0.6667:1"),
 }
 
 
 def ablate_encoding(title, cell, parts=PHASES):
     """Return an ablation figure: `parts` are parts of PE tested alone, `cell` other flags."""
     rows = cross(**cell, pe=ABLATION_ENCODINGS)
-    contrasts = []
-    unset = dict(encode=None, bands=None)
-    sin, none, dup = (dict(pe=pe, **unset) for pe in ("sin", "none", "dup"))
-    for pe, missing in MISSING_PROPERTY.items():
-        contrasts.append(Contrast(f"PE - {pe} (lacks {missing})", sin, dict(pe=pe)))
-    contrasts.append(Contrast("random - no PE", dict(pe="random"), none))
-    contrasts.append(Contrast("random - dup", dict(pe="random"), dup))
+    contrasts = [
+        Contrast(f"PE - {pe} (lacks {missing})", dict(pe="sin"), dict(pe=pe))
+        for pe, missing in MISSING_PROPERTY.items()
+    ]
+    contrasts += [compare_encodings("random", pe) for pe in ("none", "dup")]
     for part, flags in parts.items():
-        rows += cross(**cell, pe="sin", **flags)
-        alone = unset | dict(pe="sin", **flags)
-        contrasts.append(Contrast(f"{part} - no PE", alone, none))
-        contrasts.append(Contrast(f"{part} - dup", alone, dup))
+        rows += cross(**cell, **flags)
+        contrasts.append(Contrast(f"{part} - no PE", flags, dict(pe="none")))
+        contrasts.append(Contrast(f"{part} - dup", flags, dict(pe="dup")))
     return Figure(
         f"{title}: which property of PE helps",
         {"desk": rows},
-        contrasts=(*contrasts,),
+        contrasts=contrasts,
         x=("pe", "encode", "bands"),
     )
 

@@ -16,8 +16,14 @@ import math
 
 import torch
 
-import common
-from common import Batch, UsageError, random_bits, scale_bits, uniform_integers
+from common import (
+    Batch,
+    UsageError,
+    random_bits,
+    scale_bits,
+    splitmix64_mix,
+    uniform_integers,
+)
 from suite.figures import BOTH, WITH_CONSTANT, Figure, cross
 from suite.task import SMOKE, Task
 
@@ -32,8 +38,9 @@ class Predecessor(Task):
 
     def check(self):
         if not 2 <= self.length <= self.vocab:
-            most = f"--vocab {self.vocab}, as the integers are distinct"
-            raise UsageError(f"--length must be from 2 to {most}")
+            raise UsageError(
+                f"--length must be from 2 to --vocab {self.vocab}: integers are distinct"
+            )
         super().check()
 
     def positions(self):
@@ -54,15 +61,13 @@ class Predecessor(Task):
         x = scale_bits(random_bits(k, (*shape, self.length)), choices)
         for t in reversed(range(self.length - 1)):
             x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
-        query_position = 1 + uniform_integers(
-            common.splitmix64_mix(k), (*shape, 1), self.length - 1
-        )
+        query_position = 1 + uniform_integers(splitmix64_mix(k), (*shape, 1), self.length - 1)
         return torch.cat([x, x.gather(-1, query_position)], dim=-1)
 
     def make_batch(self, rows):
         x, query = rows.split([self.length, 1], dim=1)
         query_position = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
-        return Batch(rows, x.gather(1, query_position - 1), slice(self.length, self.length + 1))
+        return Batch(rows, x.gather(1, query_position - 1), slice(self.length, None))
 
     def summarise(self, metrics, correct):
         return {
@@ -71,12 +76,13 @@ class Predecessor(Task):
         }
 
 
-FIG10 = {
-    "paper": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024]),
-    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
-}
 Predecessor.figures["fig10"] = Figure(
-    "Predecessor query", FIG10, metrics={"accuracy": "accuracy"}
+    "Predecessor query",
+    {
+        "paper": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024]),
+        "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
+    },
+    {"accuracy": "accuracy"},
 )
 
 if __name__ == "__main__":

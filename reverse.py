@@ -14,8 +14,7 @@ suite/task.py for batches, suite/training.py for the training loop.
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-import common
-from common import Batch, distinct_rows, uniform_integers
+from common import Batch, uniform_integers
 from suite.figures import (
     BOTH,
     K95,
@@ -58,8 +57,7 @@ class Reverse(Task):
 
     def test_rows(self, device):
         """Draw held-out integers, (N, L), from one stream per L, as variable_length.py does."""
-        stream = self.seed, common.HELD_OUT, self.length
-        return distinct_rows(self.draw, self.args.held_out, *stream, device=device)
+        return super().test_rows(device, self.length)
 
 
 # -- Fig. 2: larger vocabularies (vocab: K; length: L; other flags keep the scale's defaults)

@@ -149,10 +149,10 @@ class Task:
         """Return the probability of drawing any of the rows; default: uniform draws."""
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
-    def test_rows(self, device):
-        """Return the held-out rows, (N, W) integers, as a function of the seed alone."""
-        stream = self.seed, common.HELD_OUT
-        return common.distinct_rows(self.draw, self.args.held_out, *stream, device=device)
+    def test_rows(self, device, *counters):
+        """Return the held-out rows, (N, W) integers, as a function of seed and counters."""
+        count, stream = self.args.held_out, (self.seed, common.HELD_OUT, *counters)
+        return common.distinct_rows(self.draw, count, *stream, device=device)
 
     def with_commands(self, rows):
         """Append L commands to each row: (B, L) -> (B, 2L)."""
