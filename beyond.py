@@ -98,18 +98,12 @@ class MambaStack(nn.Module):
         return self.norms[-1](select(x, steps))
 
 
-def mamba(inputs, hidden, blocks=1):
-    return Mamba(inputs, hidden) if blocks == 1 else MambaStack(inputs, hidden, blocks)
-
-
-common.LAYERS["mamba"] = mamba
+common.LAYERS["mamba"] = Mamba
 
 
 class Beyond(Reverse):
     name = "reverse"
-    flags = (
-        Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", int, at_least=1, below=100),
-    )
+    flags = [Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", at_least=1, below=100)]
 
     def __init__(self, args, config, folder):
         super().__init__(args, config, folder)
@@ -122,69 +116,75 @@ class Beyond(Reverse):
         super().check()
 
     def layer(self):
-        if self.args.model == "mamba":
-            return functools.partial(mamba, blocks=self.args.blocks)
-        return super().layer()
+        if self.args.blocks == 1:
+            return super().layer()
+        return functools.partial(MambaStack, blocks=self.args.blocks)
+
+
+def add_figure(name, title, rows, **options):
+    """Add a figure at desk scale, the only one here."""
+    Beyond.figures[name] = Figure(title, {"desk": rows}, **options)
 
 
 MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
-# Blocks, K, and the learning rate tuned without PE on seed 100
-DEPTHS = (1, 16, 3e-2), (2, 16, 1e-2), (2, 256, 1e-2)
-mamba_rows = []
-for blocks, vocab, lr in DEPTHS:
-    cell = dict(blocks=blocks, vocab=vocab, lr=lr, iterations=4000)
-    mamba_rows += cross(**MAMBA, **cell, pe=WITH_CONSTANT)
-one_block = dict(lr=2e-2, iterations=2000, pe=WITH_CONTROLS)
-Beyond.figures["mamba-vocab"] = Figure(
+add_figure(
+    "mamba-vocab",
     "Mamba with one block, L = 32",
-    {"desk": cross(**MAMBA, **one_block, vocab=[16, 64, 256, 1024])},
+    cross(**MAMBA, lr=2e-2, iterations=2000, pe=WITH_CONTROLS, vocab=[16, 64, 256, 1024]),
 )
-Beyond.figures["mamba"] = Figure(
+LONGER = dict(iterations=4000, pe=WITH_CONSTANT)
+add_figure(
+    "mamba",
     "Mamba with one block and with two",
-    {"desk": mamba_rows},
-    contrasts=(
+    # Learning rates were tuned without PE on seed 100
+    cross(**MAMBA, blocks=1, vocab=16, lr=3e-2, **LONGER)
+    + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **LONGER),
+    contrasts=[
         Contrast(
             "K = 16: PE's gain with 1 block - with 2",
             [dict(pe="sin", vocab=16, blocks=1), dict(pe="none", vocab=16, blocks=2)],
             [dict(pe="none", vocab=16, blocks=1), dict(pe="sin", vocab=16, blocks=2)],
-        ),
-    ),
-    tuned=("lr",),
+        )
+    ],
+    tuned=["lr"],
     x=("pe", "blocks", "vocab"),
 )
 
 # -- Variants of Fig. 2; exploratory, since similar trials had been seen before
-PAPER_SIZE = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3)
-EARLY = dict(model="gru", pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3))
-Beyond.figures["fig2-short"] = Figure(
+add_figure(
+    "fig2-short",
     "Reverse ordering, L = 16",
-    {"desk": model_grid([16, 64, 256], [64, 256, 1024])},
+    model_grid([16, 64, 256], [64, 256, 1024]),
     metrics=WITH_EDITS,
-    summaries=(K95,),
+    summaries=[K95],
 )
-Beyond.figures["fig2-short-twice"] = Figure(
+add_figure(
+    "fig2-short-twice",
     "Reverse ordering, L = 16, 2x training budget",
-    {"desk": model_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000)},
+    model_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=WITH_EDITS,
 )
-Beyond.figures["fig2-early"] = Figure(
+PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
+add_figure(
+    "fig2-early",
     "Paper-size GRU, early in training",
-    {"desk": cross(**PAPER_SIZE, **EARLY)},
+    cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=WITH_EDITS,
     picture=False,
 )
 FAMILY = "Longer training, and fig2 on new seeds"
-Beyond.figures["fig2-more"] = Figure(
+add_figure(
+    "fig2-more",
     "Reverse ordering, seeds 11 to 13",
-    {"desk": model_grid(**DESK_GRID, seed=range(11, 14))},
-    claims=tuple(Claim(FAMILY, AREA, dict(model=model)) for model in ("gru", "lstm", "s4d")),
+    model_grid(**DESK_GRID, seed=range(11, 14)),
+    claims=[Claim(FAMILY, AREA, dict(model=model)) for model in ("gru", "lstm", "s4d")],
     metrics=WITH_EDITS,
     summaries=OVER_K,
 )
-
-Beyond.figures["fig2-all"] = Figure(
+add_figure(
+    "fig2-all",
     "Reversal, L = 32, 128 units, nine seeds",
-    {"desk": model_grid(**DESK_GRID, seed=range(5, 14))},
+    model_grid(**DESK_GRID, seed=range(5, 14)),
     summaries=OVER_K,
 )
 
@@ -192,10 +192,11 @@ Beyond.figures["fig2-all"] = Figure(
 Beyond.figures["clocks"] = ablate_encoding(
     "Reverse ordering", dict(model="gru", iterations=2000, **SMALL)
 )
-Beyond.figures["fig14-fixed"] = Figure(
+add_figure(
+    "fig14-fixed",
     "Other encodings, fixed length",
-    {"desk": cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS])},
-    contrasts=(*compare_vectors("dup"),),
+    cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
+    contrasts=compare_vectors("dup"),
     x="pe",
 )
 
@@ -207,101 +208,82 @@ class Cell(NamedTuple):
     iterations: int
     budgets: tuple  # training budgets, as multiples of `iterations`
     seeds: range
-    tuned_lr: dict  # tuned learning rate per encoding (fig2-rates)
+    tuned_lr: tuple  # by fig2-rates: without PE (also for the control), with PE
 
 
 CELLS = {
-    "gru": Cell(32, 3e-3, 30_000, (1, 4), range(11, 15), {"none": 6e-3, "sin": 6e-3}),
-    "lstm": Cell(64, 3e-3, 30_000, (1, 4), range(11, 15), {"none": 3e-3, "sin": 6e-3}),
-    "s4d": Cell(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), {"none": 2e-2, "sin": 2e-2}),
+    "gru": Cell(32, 3e-3, 30_000, (1, 4), range(11, 15), (6e-3, 6e-3)),
+    "lstm": Cell(64, 3e-3, 30_000, (1, 4), range(11, 15), (3e-3, 6e-3)),
+    "s4d": Cell(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), (2e-2, 2e-2)),
 }
-
-
-def learning_rate_grid():
-    rows = []
-    for model, cell in CELLS.items():
-        flags = dict(model=model, vocab=cell.vocab, length=32, iterations=cell.iterations)
-        rates = [cell.lr / 2, cell.lr, cell.lr * 2]
-        rows += cross(**flags, pe=BOTH, lr=rates, seed=100)
-    return rows
-
-
-def long_training_grid():
-    rows = []
-    for model, cell in CELLS.items():
-        flags = dict(model=model, vocab=cell.vocab, length=32, seed=cell.seeds)
-        iterations = [cell.iterations * times for times in cell.budgets]
-        for pe in BOTH:
-            rows += cross(**flags, pe=pe, lr=cell.tuned_lr[pe], iterations=iterations)
-        flags |= dict(pe="constant", lr=cell.tuned_lr["none"], iterations=iterations[-1])
-        rows += cross(**flags)
-    return rows
-
-
-def long_training_claims():
-    for model, cell in CELLS.items():
-        longest = dict(vocab=cell.vocab, iterations=cell.iterations * cell.budgets[-1])
-        yield Claim(FAMILY, "token accuracy", dict(model=model) | longest)
-
-
-def compare_budgets():
-    """Compare the two longest budgets without PE."""
-    for model, cell in CELLS.items():
-        before, last = cell.budgets[-2:]
-        none = dict(model=model, pe="none")
-        yield Contrast(
+rate_rows, long_rows, long_claims, budget_contrasts = [], [], [], []
+for model, cell in CELLS.items():
+    flags = dict(model=model, vocab=cell.vocab, length=32)
+    rates = [cell.lr / 2, cell.lr, cell.lr * 2]
+    rate_rows += cross(**flags, iterations=cell.iterations, pe=BOTH, lr=rates, seed=100)
+    # The control has one budget, the longest
+    budgets = [cell.iterations * times for times in cell.budgets]
+    none_lr, sin_lr = cell.tuned_lr
+    flags["seed"] = cell.seeds
+    long_rows += cross(**flags, pe="none", lr=none_lr, iterations=budgets)
+    long_rows += cross(**flags, pe="sin", lr=sin_lr, iterations=budgets)
+    long_rows += cross(**flags, pe="constant", lr=none_lr, iterations=budgets[-1])
+    longest = dict(model=model, vocab=cell.vocab, iterations=budgets[-1])
+    long_claims.append(Claim(FAMILY, "token accuracy", longest))
+    # The two longest budgets without PE
+    before, last = cell.budgets[-2:]
+    none = dict(model=model, pe="none")
+    budget_contrasts.append(
+        Contrast(
             f"{model.upper()}, no PE: {last}x - {before}x budget (paired)",
-            none | dict(iterations=last * cell.iterations),
-            none | dict(iterations=before * cell.iterations),
+            none | dict(iterations=budgets[-1]),
+            none | dict(iterations=budgets[-2]),
             paired=True,
         )
-
+    )
 
 LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
 GRU_CONTROLS = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
-Beyond.figures["fig2-rates"] = Figure(
+add_figure(
+    "fig2-rates",
     "Learning rates, seed 100",
-    {"desk": learning_rate_grid()},
+    rate_rows,
     picture=False,
     note="fig2-end uses the best learning rates; the control uses no PE's.",
 )
-Beyond.figures["fig2-end"] = Figure(
+add_figure(
+    "fig2-end",
     "Reverse ordering, longer training",
-    {"desk": long_training_grid()},
-    summaries=(BUDGET,),
-    contrasts=(*compare_budgets(),),
-    claims=(*long_training_claims(),),
-    tuned=("lr",),
+    long_rows,
+    summaries=[BUDGET],
+    contrasts=budget_contrasts,
+    claims=long_claims,
+    tuned=["lr"],
     x="iterations",
 )
-Beyond.figures["fig2-end-lower"] = Figure(
+add_figure(
+    "fig2-end-lower",
     "GRU, 4x training budget, no PE and control at half the learning rate (post hoc)",
-    {"desk": GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=CELLS["gru"].tuned_lr["sin"])},
-    tuned=("lr",),
+    GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=6e-3),
+    tuned=["lr"],
     picture=False,
 )
 
-
-# -- Longer training, with learning rates tuned for it
-def long_learning_rate_grid():
-    """Return learning-rate grids at 4x (LSTM) and 16x (S4D) budget on a separate seed."""
-    lstm = dict(model="lstm", vocab=64, length=32, iterations=120_000, seed=100)
-    s4d = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
-    return (
-        cross(**lstm, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3])
-        + cross(**lstm, pe="sin", lr=[1.5e-3, 3e-3, 6e-3])
-        + cross(**s4d, pe=BOTH, lr=[1e-2, 2e-2])
-    )
-
-
-Beyond.figures["long-equal"] = Figure(
+# -- Longer training, with learning rates tuned for it: 4x (LSTM) and 16x (S4D)
+LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000, seed=100)
+LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
+add_figure(
+    "long-equal",
     "GRU, 4x training budget, equal learning rates",
-    {"desk": GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=3e-3)},
+    GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=3e-3),
     picture=False,
 )
-Beyond.figures["long-rates"] = Figure(
+add_figure(
+    "long-rates",
     "Learning rates for longer training, seed 100",
-    {"desk": long_learning_rate_grid()},
+    cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3])
+    + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3])
+    + cross(**LONG_S4D, pe=BOTH, lr=[1e-2, 2e-2]),
     picture=False,
 )
 

@@ -16,15 +16,20 @@ from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's sl
 import numpy as np
 import torch
 
-import common
-from common import Batch, UsageError, distinct_rows, random_bits, scale_bits, uniform_integers
+from common import (
+    HELD_OUT,
+    Batch,
+    UsageError,
+    distinct_rows,
+    random_bits,
+    scale_bits,
+    uniform_integers,
+)
 from reverse import FRESH_SEEDS, Reverse
 from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_of
 
 FREQUENCIES = "frequent", "rare"
-CONDITIONS = [
-    f"{target}/{disturbants}" for target in FREQUENCIES for disturbants in FREQUENCIES
-]
+CONDITIONS = ["frequent/frequent", "frequent/rare", "rare/frequent", "rare/rare"]
 AMONG_FREQUENT = "frequent/frequent", "rare/frequent"
 AMONG_RARE = "frequent/rare", "rare/rare"
 
@@ -46,9 +51,7 @@ class DualFrequency(Reverse):
         if self.vocab % 2:
             raise UsageError(f"--vocab {self.vocab} is odd, but half of the vocabulary is Rare")
         if self.args.held_out % cells:
-            raise UsageError(
-                f"--held-out must be a multiple of {cells}, 4 conditions x --length"
-            )
+            raise UsageError(f"--held-out must be a multiple of {cells}, 4 x --length")
         super().check()
 
     def draw(self, k, shape):
@@ -68,10 +71,10 @@ class DualFrequency(Reverse):
         """Return a mask of Rare integers for each condition and target position, (4 L, L)."""
         patterns = []
         for condition in CONDITIONS:
-            target, disturbants = condition.split("/")
+            target, disturbants = map(FREQUENCIES.index, condition.split("/"))  # Rare: 1
             for position in range(self.length):
-                pattern = [disturbants == "rare"] * self.length
-                pattern[position] = target == "rare"
+                pattern = [disturbants] * self.length
+                pattern[position] = target
                 patterns.append(tuple(pattern))
         return patterns
 
@@ -80,36 +83,27 @@ class DualFrequency(Reverse):
 
         In frequent/frequent and rare/rare, the pattern is the same for all target positions.
         """
-        patterns = self.patterns()
+        half, patterns = self.vocab // 2, self.patterns()
         repeats = self.args.held_out // len(patterns)
-        shape = len(patterns), repeats, self.length
-        test = torch.empty(shape, dtype=torch.int64, device=device)
-        for number, pattern in enumerate(dict.fromkeys(patterns)):
-            indices = [i for i, other in enumerate(patterns) if other == pattern]
-            rows = self.rows_of_pattern(number, pattern, repeats * len(indices), device)
-            test[indices] = rows.unflatten(0, (len(indices), repeats))
-        return test.flatten(0, 1)  # (N, L)
-
-    def rows_of_pattern(self, number, pattern, count, device):
-        """Draw `count` distinct rows of the pattern with this number, (count, L)."""
-        half = self.vocab // 2
-        lowest = torch.tensor(pattern, device=device) * half  # per position: 0 or K/2
 
         def draw(k, shape):
-            return uniform_integers(k, (*shape, self.length), half) + lowest
+            return uniform_integers(k, (*shape, self.length), half)
 
-        stream = self.seed, common.HELD_OUT, number
-        return distinct_rows(draw, count, *stream, device=device)
+        chunks = {}  # the rows of each pattern, `repeats` at a time
+        for number, pattern in enumerate(dict.fromkeys(patterns)):
+            count = repeats * patterns.count(pattern)
+            rows = distinct_rows(draw, count, self.seed, HELD_OUT, number, device=device)
+            rows += half * torch.tensor(pattern, device=device)
+            chunks[pattern] = iter(rows.split(repeats))
+        return torch.cat([next(chunks[pattern]) for pattern in patterns])
 
     def test_batch(self):
         inputs = self.with_commands(self.held_out.rows)
-        repeats = len(inputs) // (len(CONDITIONS) * self.length)
-        position = torch.arange(self.length, device=inputs.device)
-        position = position.repeat_interleave(repeats).repeat(len(CONDITIONS))
-        position = position[:, None]  # (N, 1)
-        target_steps = 2 * self.length - 1 - position  # when the target is retrieved
-        targets = inputs.gather(1, position)
-        return Batch(inputs, targets, target_steps, commands=self.length)
+        repeats = len(inputs) // len(self.patterns())
+        row = torch.arange(len(inputs), device=inputs.device)
+        position = (row // repeats % self.length)[:, None]  # of the target, (N, 1)
+        steps = 2 * self.length - 1 - position  # when the target is retrieved
+        return Batch(inputs, inputs.gather(1, position), steps, commands=self.length)
 
     def summarise(self, metrics, correct):
         """Keep no sequence accuracy or edit distance: each row has one target."""
@@ -139,11 +133,7 @@ FIG3_FRESH_SEEDS = {
 
 def retrieval_accuracy(*conditions):
     """Return a metric: the mean accuracy in these conditions."""
-
-    def measure(result):
-        return np.mean([result.metrics["by_condition"][c] for c in conditions])
-
-    return measure
+    return lambda result: np.mean([result.metrics["by_condition"][c] for c in conditions])
 
 
 def difference(first, second):

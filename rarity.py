@@ -13,7 +13,6 @@ are those of reverse.py.
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-import itertools
 import math
 
 from torch import nn
@@ -36,9 +35,9 @@ from suite.task import Flag
 
 class Rarity(Reverse):
     name = "reverse"  # trials with M = K share reverse.py's folders
-    flags = (
-        Flag("meanings", None, "number of answers, M; divides K (default: K)", int, at_least=2),
-    )
+    flags = [
+        Flag("meanings", None, "number of answers, M; divides K (default: K)", int, at_least=2)
+    ]
 
     @classmethod
     def defaults(cls, args):
@@ -67,14 +66,15 @@ class Rarity(Reverse):
 
 
 MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M at K = 256
-S4D = dict(iterations=10_000, lr=1e-2)
 
 
 def desk_grid():
     """Return the grid: 256 codes with M answers; reverse.py's trials at K = M and 256."""
     new, existing = [], []
     for model, M in MEANINGS.items():
-        flags = dict(model=model, **(S4D if model == "s4d" else {}))
+        flags = dict(model=model)
+        if model == "s4d":
+            flags |= dict(iterations=10_000, lr=1e-2)
         flags |= dict(pe=WITH_CONSTANT, length=32)
         new += cross(**flags, vocab=256, meanings=M, seed=range(17, 23))
         vocabs = [M] if model == "gru" else [M, 256]
@@ -88,39 +88,38 @@ def log_error(result):
     return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / answers))
 
 
-def compare_codes(model, measure=""):
+def compare_codes(measure=""):
     """Yield R1 (no PE: 256 codes are harder than K = M) and R2 (PE's gain is larger)."""
-    M = MEANINGS[model]
-    plain = dict(model=model, vocab=M, meanings=None)
-    codes = dict(model=model, vocab=256, meanings=M)
     none, sin = dict(pe="none"), dict(pe="sin")
-    name = f"{name_of(model)} {measure}".strip()
-    yield Contrast(
-        f"{name}: R1, no PE, K = {M} - 256 codes", plain | none, codes | none, measure=measure
-    )
-    yield Contrast(
-        f"{name}: R2, PE's gain, 256 codes - K = {M}",
-        [codes | sin, plain | none],
-        [codes | none, plain | sin],
-        measure=measure,
-    )
+    for model, M in MEANINGS.items():
+        plain = dict(model=model, vocab=M)
+        codes = dict(model=model, vocab=256, meanings=M)
+        name = f"{name_of(model)} {measure}".strip()
+        yield Contrast(
+            f"{name}: R1, no PE, K = {M} - 256 codes",
+            plain | none,
+            codes | none,
+            measure=measure,
+        )
+        yield Contrast(
+            f"{name}: R2, PE's gain, 256 codes - K = {M}",
+            [codes | sin, plain | none],
+            [codes | none, plain | sin],
+            measure=measure,
+        )
 
 
 def compare_sizes():
     """Decompose the drop in accuracy from K = 16 to K = 256."""
-    for model, pe in itertools.product(["s4d", "lstm"], BOTH):
-        small = dict(model=model, pe=pe, vocab=16, meanings=None)
-        codes, large = small | dict(vocab=256, meanings=16), small | dict(vocab=256)
-        name = f"{name_of(model)}, {ENCODING_NAMES[pe]}:"
-        if pe == "sin":  # no PE: already R1
-            yield Contrast(f"{name} K = 16 - 256 codes", small, codes)
-        yield Contrast(f"{name} K = 16 - K = 256", small, large)
-
-
-def all_contrasts():
-    for measure, model in itertools.product(["", "log error"], MEANINGS):
-        yield from compare_codes(model, measure)
-    yield from compare_sizes()
+    for model in "s4d", "lstm":
+        for pe in BOTH:
+            small = dict(model=model, pe=pe, vocab=16)
+            large = small | dict(vocab=256)
+            name = f"{name_of(model)}, {ENCODING_NAMES[pe]}:"
+            if pe == "sin":  # no PE: already R1
+                codes = large | dict(meanings=16)
+                yield Contrast(f"{name} K = 16 - 256 codes", small, codes)
+            yield Contrast(f"{name} K = 16 - K = 256", small, large)
 
 
 FAMILY = "Vocabulary size or rarity"
@@ -128,12 +127,8 @@ Rarity.figures["rarity"] = Figure(
     FAMILY,
     {"desk": desk_grid()},
     metrics=ACCURACY | {"log error": log_error},
-    contrasts=(*all_contrasts(),),
-    claims=tuple(
-        Claim(FAMILY, "token accuracy", dict(model=model), contrast)
-        for model in MEANINGS
-        for contrast in compare_codes(model)
-    ),
+    contrasts=[*compare_codes(), *compare_codes("log error"), *compare_sizes()],
+    claims=[Claim(FAMILY, "token accuracy", {}, contrast) for contrast in compare_codes()],
     x=("pe", "vocab", "meanings"),
 )
 

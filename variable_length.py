@@ -14,8 +14,14 @@ from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's sl
 import torch
 import torch.nn.functional as F
 
-import common
-from common import Batch, UsageError, distinct_rows, uniform_integers
+from common import (
+    HELD_OUT,
+    Batch,
+    UsageError,
+    distinct_rows,
+    splitmix64_mix,
+    uniform_integers,
+)
 from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_vectors
 from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_of
 from suite.task import Flag
@@ -40,9 +46,7 @@ class VariableLength(Reverse):
 
     def check(self):
         if self.args.min_length > self.length:
-            raise UsageError(
-                f"--min-length {self.args.min_length} is above --length {self.length}"
-            )
+            raise UsageError(f"--min-length must be at most --length {self.length}")
         super().check()
 
     def lengths(self):
@@ -52,7 +56,7 @@ class VariableLength(Reverse):
     def draw(self, k, shape):
         """Draw rows of random length, padded with commands to (*shape, L)."""
         rows = super().draw(k, shape)
-        choice = uniform_integers(common.splitmix64_mix(k), (*shape, 1), len(self.lengths()))
+        choice = uniform_integers(splitmix64_mix(k), (*shape, 1), len(self.lengths()))
         lengths = self.args.min_length + choice
         padding = torch.arange(self.length, device=rows.device) >= lengths
         return rows.masked_fill(padding, self.vocab)
@@ -76,33 +80,25 @@ class VariableLength(Reverse):
         def draw(k, shape):
             return uniform_integers(k, (*shape, length), self.vocab)
 
-        stream = self.seed, common.HELD_OUT, length
-        rows = distinct_rows(draw, self.args.held_out, *stream, device=device)
+        count = self.args.held_out
+        rows = distinct_rows(draw, count, self.seed, HELD_OUT, length, device=device)
         return F.pad(rows, (0, self.length - length), value=self.vocab)
 
     def probability(self, rows):
         """Return the probability of drawing a held-out row, averaged over lengths."""
-        probabilities = [self.args.held_out * float(self.vocab) ** -n for n in self.lengths()]
-        return sum(probabilities) / len(probabilities)
+        total = sum(self.vocab**-n for n in self.lengths())
+        return self.args.held_out * total / len(self.lengths())
 
     def summarise(self, metrics, correct):
         """Add token accuracy by length to the metrics."""
         correct = correct.reshape(len(self.lengths()), -1, self.length)
-        by_length = {str(n): float(r[:, :n].mean()) for n, r in zip(self.lengths(), correct)}
+        by_length = {n: float(r[:, :n].mean()) for n, r in zip(self.lengths(), correct)}
         return metrics | {"by_length": by_length}
 
 
 # -- Figs. 11 and 14; at desk scale, lengths are 16 to 32 and the model is smaller
 SMALL = dict(length=32, hidden=64, embed=64, lr=2e-2, vocab=16)
 SMALL_LSTM = dict(model="lstm", iterations=3000, **SMALL)
-FIG11 = {
-    "paper": cross(pe=BOTH, **PAPER_LSTM, min_length=32),
-    "desk": cross(**SMALL_LSTM, pe=WITH_DUP, min_length=16),
-}
-FIG14 = {
-    "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
-    "desk": cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
-}
 
 
 def by_length(result):
@@ -112,12 +108,22 @@ def by_length(result):
 
 
 VariableLength.figures["fig11"] = Figure(
-    "Variable length", FIG11, WITH_EDITS, x="input length", curves=by_length
+    "Variable length",
+    {
+        "paper": cross(pe=BOTH, **PAPER_LSTM, min_length=32),
+        "desk": cross(**SMALL_LSTM, pe=WITH_DUP, min_length=16),
+    },
+    WITH_EDITS,
+    x="input length",
+    curves=by_length,
 )
 VariableLength.figures["fig14"] = Figure(
     "Other encodings, variable length",
-    FIG14,
-    contrasts=(*compare_vectors("dup"),),
+    {
+        "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
+        "desk": cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
+    },
+    contrasts=compare_vectors("dup"),
     x="pe",
 )
 
