@@ -18,7 +18,6 @@ import torch
 
 from common import (
     HELD_OUT,
-    Batch,
     UsageError,
     distinct_rows,
     random_bits,
@@ -98,12 +97,12 @@ class DualFrequency(Reverse):
         return torch.cat([next(chunks[pattern]) for pattern in patterns])
 
     def test_batch(self):
-        inputs = self.with_commands(self.held_out.rows)
-        repeats = len(inputs) // len(self.patterns())
-        row = torch.arange(len(inputs), device=inputs.device)
-        position = (row // repeats % self.length)[:, None]  # of the target, (N, 1)
+        rows = self.held_out.rows
+        repeats = len(rows) // len(self.patterns())
+        number = torch.arange(len(rows), device=rows.device)[:, None]
+        position = number // repeats % self.length  # of the target, (N, 1)
         steps = 2 * self.length - 1 - position  # when the target is retrieved
-        return Batch(inputs, inputs.gather(1, position), steps, commands=self.length)
+        return self.batch_with_commands(rows, rows.gather(1, position), steps)
 
     def summarise(self, metrics, correct):
         """Keep no sequence accuracy or edit distance: each row has one target."""

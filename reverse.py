@@ -14,7 +14,7 @@ suite/task.py for batches, suite/training.py for the training loop.
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-from common import Batch, uniform_integers
+from common import uniform_integers
 from suite.figures import (
     BOTH,
     K95,
@@ -52,8 +52,7 @@ class Reverse(Task):
 
     def make_batch(self, rows):
         """Make a batch from integers, (B, L): inputs, (B, 2L), and reversed targets, (B, L)."""
-        inputs, steps = self.with_commands(rows), slice(self.length, None)
-        return Batch(inputs, rows.flip(1), steps, commands=self.length)
+        return self.batch_with_commands(rows, rows.flip(1))
 
     def test_rows(self, device):
         """Draw held-out integers, (N, L), from one stream per L, as variable_length.py does."""

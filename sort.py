@@ -11,7 +11,7 @@ Only the targets differ from those of reverse.py.
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-from common import Batch, uniform_integers
+from common import uniform_integers
 from reverse import DUP_CONTRAST
 from suite.figures import (
     BOTH,
@@ -38,8 +38,7 @@ class Sort(Task):
         return uniform_integers(k, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
-        inputs, steps = self.with_commands(rows), slice(self.length, None)
-        return Batch(inputs, rows.sort().values, steps, commands=self.length)
+        return self.batch_with_commands(rows, rows.sort().values)
 
 
 Sort.figures["fig8"] = Figure(

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 
 from common import (
     HELD_OUT,
-    Batch,
     UsageError,
     distinct_rows,
     splitmix64_mix,
@@ -67,8 +66,7 @@ class VariableLength(Reverse):
         j = torch.arange(self.length, device=rows.device)  # index of a target
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
         steps = (lengths + j).clamp(max=2 * self.length - 1)
-        weight = j < lengths
-        return Batch(self.with_commands(rows), targets, steps, weight, commands=self.length)
+        return self.batch_with_commands(rows, targets, steps, weight=j < lengths)
 
     def test_rows(self, device):
         """Draw --held-out rows of each length in turn, (N, L)."""

@@ -154,9 +154,11 @@ class Task:
         count, stream = self.args.held_out, (self.seed, common.HELD_OUT, *counters)
         return common.distinct_rows(self.draw, count, *stream, device=device)
 
-    def with_commands(self, rows):
-        """Append L commands to each row: (B, L) -> (B, 2L)."""
-        return torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)
+    def batch_with_commands(self, rows, targets, steps=None, weight=None):
+        """Return the batch of rows, (B, L), each followed by L commands; targets are there."""
+        inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
+        steps = slice(self.length, None) if steps is None else steps
+        return common.Batch(inputs, targets, steps, weight, commands=self.length)
 
     def build(self, device):
         """Build the held-out set and a fallback training row outside it."""
