@@ -104,11 +104,7 @@ common.LAYERS["mamba"] = Mamba
 class Beyond(Reverse):
     name = "reverse"
     flags = [Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", at_least=1, below=100)]
-
-    def __init__(self, args, config, folder):
-        super().__init__(args, config, folder)
-        if args.blocks == 1:
-            del config["blocks"]  # as in reverse.py's config
+    optional_flags = ["blocks"]  # with one block, config and folder are reverse.py's
 
     def check(self):
         if self.args.blocks > 1 and self.args.model != "mamba":

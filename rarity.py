@@ -38,31 +38,26 @@ class Rarity(Reverse):
     flags = [
         Flag("meanings", None, "number of answers, M; divides K (default: K)", int, at_least=2)
     ]
+    optional_flags = ["meanings"]
 
     @classmethod
     def defaults(cls, args):
         return super().defaults(args) | dict(meanings=args.vocab)
 
-    def __init__(self, args, config, folder):
-        super().__init__(args, config, folder)
-        self.meanings = args.meanings
-        if self.meanings == self.vocab:
-            del config["meanings"]
-
     def check(self):
-        if self.vocab % self.meanings:
-            raise UsageError(f"--meanings {self.meanings} does not divide --vocab {self.vocab}")
+        if self.vocab % self.args.meanings:
+            raise UsageError(f"--meanings must divide --vocab {self.vocab}")
         super().check()
 
     def model(self):
         model = super().model()
-        if self.meanings < self.vocab:
-            model.readout = nn.Linear(self.args.hidden, self.meanings)
+        if self.args.meanings < self.vocab:
+            model.readout = nn.Linear(self.args.hidden, self.args.meanings)
         return model
 
     def make_batch(self, rows):
         batch = super().make_batch(rows)
-        return batch._replace(targets=batch.targets % self.meanings)
+        return batch._replace(targets=batch.targets % self.args.meanings)
 
 
 MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M at K = 256

@@ -259,6 +259,8 @@ def make_task(task_class, flags):
     for name, default in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
+        if name in task_class.optional_flags and getattr(args, name) == default:
+            names.remove(name)
     config = {name: getattr(args, name) for name in sorted(names)}
     task = task_class(args, config, name_folder(task_class, args, config, defaults))
     task.check()

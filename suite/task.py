@@ -43,6 +43,7 @@ class Task:
     figures: dict  # name -> figures.Figure
     flags = ()  # task-specific Flags
     unused_flags = ()  # names of shared flags that do not apply
+    optional_flags = ()  # names of flags that are not recorded at their default
     folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> prefix of its value
     # True: the CUDA graph also draws the batch; training_batch(i) takes a tensor i and does
     # not synchronise. False: the batch is the graph's input; each batch shape has a graph
