@@ -22,17 +22,15 @@ from suite.figures import (
     compare_encodings,
     cross,
 )
-from suite.task import SMOKE, Task
+from suite.task import DESK, SMOKE, Task
 
 
 class DelayedAddition(Task):
     name = "delayed_add"
     scales = {
         "paper": dict(vocab=1024, length=16, iterations=600_000),
-        "desk": dict(
-            length=8, vocab=128, hidden=128, embed=128, batch=64, lr=1e-3, iterations=20_000
-        ),
-        "smoke": SMOKE | dict(length=4, vocab=8, held_out=32),
+        "desk": DESK | dict(length=8, vocab=128, lr=1e-3),
+        "smoke": SMOKE | dict(length=4),
     }
 
     def draw(self, k, shape):

@@ -25,15 +25,15 @@ from common import (
     uniform_integers,
 )
 from suite.figures import BOTH, WITH_CONSTANT, Figure, cross
-from suite.task import SMOKE, Task
+from suite.task import DESK, SMOKE, Task
 
 
 class Predecessor(Task):
     name = "predecessor"
     scales = {
         "paper": dict(vocab=1024, length=16),
-        "desk": dict(length=4, hidden=128, embed=128, batch=64, lr=3e-3, iterations=20_000),
-        "smoke": SMOKE | dict(length=4, vocab=8, held_out=32),
+        "desk": DESK | dict(length=4, lr=3e-3),
+        "smoke": SMOKE | dict(length=4),
     }
 
     def check(self):

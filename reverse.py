@@ -29,7 +29,7 @@ from suite.figures import (
     compare_encodings,
     cross,
 )
-from suite.task import SMOKE, Task
+from suite.task import DESK, SMOKE, Task
 
 FRESH_SEEDS = range(5, 11)  # not used before the desk grid was fixed
 
@@ -37,13 +37,11 @@ FRESH_SEEDS = range(5, 11)  # not used before the desk grid was fixed
 class Reverse(Task):
     name = "reverse"
     scales = {
-        "desk": dict(
-            length=16, vocab=64, hidden=128, embed=128, batch=64, lr=3e-3, iterations=30_000
-        ),
+        "desk": DESK | dict(length=16, vocab=64, lr=3e-3, iterations=30_000),
         "quick": dict(
             length=16, vocab=16, hidden=64, embed=64, batch=64, lr=1e-2, iterations=1200
         ),
-        "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
+        "smoke": SMOKE | dict(length=8),
     }
 
     def draw(self, k, shape):

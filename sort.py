@@ -22,16 +22,14 @@ from suite.figures import (
     Figure,
     cross,
 )
-from suite.task import SMOKE, Task
+from suite.task import DESK, SMOKE, Task
 
 
 class Sort(Task):
     name = "sort"
     scales = {
-        "desk": dict(
-            length=16, vocab=1024, hidden=128, embed=128, batch=64, lr=1e-2, iterations=20_000
-        ),
-        "smoke": SMOKE | dict(length=8, vocab=8, held_out=32),
+        "desk": DESK | dict(length=16, vocab=1024, lr=1e-2),
+        "smoke": SMOKE | dict(length=8),
     }
 
     def draw(self, k, shape):

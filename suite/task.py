@@ -11,7 +11,10 @@ import common
 from suite import files
 
 MAX_VALUE = 100_000_000  # larger values might overflow
+DESK = dict(hidden=128, embed=128, batch=64, iterations=20_000)
 SMOKE = dict(
+    vocab=8,
+    held_out=32,
     iterations=20,
     batch=8,
     hidden=16,
