@@ -42,14 +42,14 @@ from variable_length import SMALL, SMALL_LSTM
 
 # -- Mamba, a newer architecture
 class Mamba(nn.Module):
-    """Selective SSM block (Gu and Dao, 2023), no norm; D = 2H channels, N states."""
+    """Selective SSM block (Gu and Dao, 2023), no norm; D = 2H channels, N = 16 states."""
 
-    def __init__(self, inputs, hidden, order=16, width=4):
+    def __init__(self, inputs, hidden):
         super().__init__()
-        channels, rank = 2 * hidden, math.ceil(hidden / 16)
+        channels, rank, order = 2 * hidden, math.ceil(hidden / 16), 16
         self.widths = rank, order, order
         self.in_proj = nn.Linear(inputs, 2 * channels, bias=False)
-        self.conv1d = nn.Conv1d(channels, channels, width, groups=channels)
+        self.conv1d = nn.Conv1d(channels, channels, 4, groups=channels)
         self.x_proj = nn.Linear(channels, sum(self.widths), bias=False)
         self.dt_proj = nn.Linear(rank, channels)
         delta = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()

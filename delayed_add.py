@@ -58,7 +58,6 @@ DelayedAddition.figures["fig7-gru"] = Figure(
 )
 
 # -- Which property of PE helps: encodings that lack one, and ablations of the sinusoid
-ABLATION_ENCODINGS = ["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
 MISSING_PROPERTY = {"random": "order", "ramp": "periodicity", "shuffled": "continuity"}
 PHASES = {
     "PE on inputs only": dict(pe="sin", encode="input"),
@@ -73,7 +72,7 @@ THIRDS = {
 
 def ablate_encoding(title, cell, parts=PHASES):
     """Return an ablation figure: `parts` are parts of PE tested alone, `cell` other flags."""
-    rows = cross(**cell, pe=ABLATION_ENCODINGS)
+    rows = cross(**cell, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"])
     contrasts = [
         Contrast(f"PE - {pe} (lacks {missing})", dict(pe="sin"), dict(pe=pe))
         for pe, missing in MISSING_PROPERTY.items()

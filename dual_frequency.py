@@ -146,10 +146,9 @@ def quarter_gap(result):
     Targets are Frequent, disturbants Rare. The worst quarter is the first for the LSTM and the
     second for S4D.
     """
-    quarter = {"lstm": 0, "s4d": 1}[result.flags["model"]]
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
-    means = [part.mean() for part in quarters]
-    worst = means.pop(quarter)
+    means = [quarter.mean() for quarter in quarters]
+    worst = means.pop({"lstm": 0, "s4d": 1}[result.flags["model"]])
     return np.mean(means) - worst
 
 

@@ -16,14 +16,7 @@ import math
 
 import torch
 
-from common import (
-    Batch,
-    UsageError,
-    random_bits,
-    scale_bits,
-    splitmix64_mix,
-    uniform_integers,
-)
+from common import Batch, UsageError, random_bits, scale_bits, splitmix64_mix, uniform_integers
 from suite.figures import BOTH, WITH_CONSTANT, Figure, cross
 from suite.task import DESK, SMOKE, Task
 

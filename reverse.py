@@ -14,7 +14,6 @@ suite/task.py for batches, suite/training.py for the training loop.
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-from common import uniform_integers
 from suite.figures import (
     BOTH,
     K95,
@@ -43,10 +42,6 @@ class Reverse(Task):
         ),
         "smoke": SMOKE | dict(length=8),
     }
-
-    def draw(self, k, shape):
-        """Draw integers below K, (*shape, L), from the key k alone."""
-        return uniform_integers(k, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
         """Make a batch from integers, (B, L): inputs, (B, 2L), and reversed targets, (B, L)."""

@@ -11,7 +11,6 @@ Only the targets differ from those of reverse.py.
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-from common import uniform_integers
 from reverse import DUP_CONTRAST
 from suite.figures import (
     BOTH,
@@ -31,9 +30,6 @@ class Sort(Task):
         "desk": DESK | dict(length=16, vocab=1024, lr=1e-2),
         "smoke": SMOKE | dict(length=8),
     }
-
-    def draw(self, k, shape):
-        return uniform_integers(k, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
         return self.batch_with_commands(rows, rows.sort().values)

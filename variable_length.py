@@ -14,13 +14,7 @@ from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's sl
 import torch
 import torch.nn.functional as F
 
-from common import (
-    HELD_OUT,
-    UsageError,
-    distinct_rows,
-    splitmix64_mix,
-    uniform_integers,
-)
+from common import HELD_OUT, UsageError, distinct_rows, splitmix64_mix, uniform_integers
 from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_vectors
 from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_of
 from suite.task import Flag
@@ -32,16 +26,15 @@ class VariableLength(Reverse):
         "desk": Reverse.scales["desk"] | dict(min_length=8),
         "smoke": Reverse.scales["smoke"] | dict(min_length=4),
     }
-    flags = (
+    flags = [
         Flag(
             "min_length",
             32,
             "length of the shortest input (longest: --length); --held-out is per length",
-            int,
             at_least=1,
-        ),
-    )
-    unused_flags = ("encode",)  # the first target step differs between rows
+        )
+    ]
+    unused_flags = ["encode"]  # the first target step differs between rows
 
     def check(self):
         if self.args.min_length > self.length:

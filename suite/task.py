@@ -142,8 +142,8 @@ class Task:
     # -- the data
 
     def draw(self, k, shape):
-        """Draw training rows, (*shape, W) integers, as a function of the key k alone."""
-        raise NotImplementedError
+        """Draw rows, (*shape, W) integers, from the key k alone; here L integers below K."""
+        return common.uniform_integers(k, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
         """Return the common.Batch of inputs and targets for rows, (B, W) integers."""
