@@ -212,25 +212,26 @@ CELLS = {
     "lstm": Cell(64, 3e-3, 30_000, (1, 4), range(11, 15), (3e-3, 6e-3)),
     "s4d": Cell(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), (2e-2, 2e-2)),
 }
-rate_rows, long_rows, long_claims, budget_contrasts = [], [], [], []
+rate_rows, long_rows, long_claims, budget_contrasts = [], [], [], []  # of the figures below
 for model, cell in CELLS.items():
     flags = dict(model=model, vocab=cell.vocab, length=32)
     rates = [cell.lr / 2, cell.lr, cell.lr * 2]
     rate_rows += cross(**flags, iterations=cell.iterations, pe=BOTH, lr=rates, seed=100)
-    # The control has one budget, the longest
+
     budgets = [cell.iterations * times for times in cell.budgets]
     none_lr, sin_lr = cell.tuned_lr
     flags["seed"] = cell.seeds
     long_rows += cross(**flags, pe="none", lr=none_lr, iterations=budgets)
     long_rows += cross(**flags, pe="sin", lr=sin_lr, iterations=budgets)
+    # The control has the longest budget alone
     long_rows += cross(**flags, pe="constant", lr=none_lr, iterations=budgets[-1])
     longest = dict(model=model, vocab=cell.vocab, iterations=budgets[-1])
     long_claims.append(Claim(FAMILY, "token accuracy", longest))
-    # The two longest budgets without PE
+
     before, last = cell.budgets[-2:]
     none = dict(model=model, pe="none")
     budget_contrasts.append(
-        Contrast(
+        Contrast(  # of the two longest budgets
             f"{model.upper()}, no PE: {last}x - {before}x budget (paired)",
             none | dict(iterations=budgets[-1]),
             none | dict(iterations=budgets[-2]),

@@ -41,16 +41,15 @@ class DualFrequency(Reverse):
     @classmethod
     def defaults(cls, args):
         return super().defaults(args) | dict(
-            held_out=16 * len(CONDITIONS) * args.length,
+            held_out=64 * args.length,
             snapshot_every=min(5000, max(1, args.iterations // 10)),
         )
 
     def check(self):
-        cells = len(CONDITIONS) * self.length
         if self.vocab % 2:
             raise UsageError(f"--vocab {self.vocab} is odd, but half of the vocabulary is Rare")
-        if self.args.held_out % cells:
-            raise UsageError(f"--held-out must be a multiple of {cells}, 4 x --length")
+        if self.args.held_out % (4 * self.length):  # conditions x target positions
+            raise UsageError(f"--held-out must be a multiple of 4 x --length {self.length}")
         super().check()
 
     def draw(self, k, shape):
@@ -106,7 +105,7 @@ class DualFrequency(Reverse):
 
     def summarise(self, metrics, correct):
         """Keep no sequence accuracy or edit distance: each row has one target."""
-        by_condition = correct.reshape(len(CONDITIONS), self.length, -1).mean(2)  # (4, L)
+        by_condition = correct.reshape(4, self.length, -1).mean(2)  # (4, L)
         return {
             "token_accuracy": metrics["token_accuracy"],
             "cross_entropy": metrics["cross_entropy"],
