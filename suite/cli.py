@@ -354,13 +354,12 @@ def run_many(task_class, given, trials):
     first.build("cpu")  # likewise report flags that leave no training data
     gpus = machine.gpus_of_jobs(first.args)
     script = sys.modules[task_class.__module__].__file__
-    with stop.deferred():
+    with stop.deferred():  # a signal ends the process here
         code = jobs.run(script, trials, first.args.jobs or len(gpus), gpus)
-    if code != files.STOPPED:
-        report = Path(__file__).parents[1] / "report.py"
-        figure = [given["all"]] if given["all"] else []
-        words = [script, *figure, *command_words(inherited_flags(given)), "--brief"]
-        subprocess.run([sys.executable, report, *words], check=False)
+    report = Path(__file__).parents[1] / "report.py"
+    figure = [given["all"]] if given["all"] else []
+    words = [script, *figure, *command_words(inherited_flags(given)), "--brief"]
+    subprocess.run([sys.executable, report, *words], check=False)
     return code
 
 
