@@ -214,21 +214,20 @@ def option_string(flag):
 
 
 def command_words(flags):
-    """Return command-line words for {flag: value}; True is a bare flag, None is omitted."""
+    """Return command-line words of a trial, given {flag: value}.
+
+    True is a bare flag; None and flags that trials do not inherit from --all are omitted.
+    """
     words = []
     for flag, value in flags.items():
-        if isinstance(value, range):  # a range of seeds
-            value = f"{value[0]}-{value[-1]}"
-        if value is True:
-            words.append(option_string(flag))
-        elif value is not None:
-            words += [option_string(flag), str(value)]
+        if value is None or flag in ("list", "all", "jobs", "index"):
+            continue
+        words.append(option_string(flag))
+        if isinstance(value, range):  # of seeds
+            words.append(f"{value[0]}-{value[-1]}")
+        elif value is not True:
+            words.append(str(value))
     return words
-
-
-def inherited_flags(given):
-    """Return the flags of an --all or --list command that its trials inherit."""
-    return {k: x for k, x in given.items() if k not in ("list", "all", "jobs", "index")}
 
 
 # -- From flags to a task
@@ -294,7 +293,7 @@ def trials_of_figure(task_class, given, figure):
                 continue
             for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
                 task = make_task(task_class, given | flags)
-                words = command_words(flags | inherited_flags(given) | flags)  # row flags first
+                words = command_words(flags | given | flags)  # row flags first
                 trials.setdefault(task.folder, jobs.Trial(task, flags, words))
     trials = list(trials.values())
     if "index" in given:
@@ -358,7 +357,7 @@ def run_many(task_class, given, trials):
         code = jobs.run(script, trials, first.args.jobs or len(gpus), gpus)
     report = Path(__file__).parents[1] / "report.py"
     figure = [given["all"]] if given["all"] else []
-    words = [script, *figure, *command_words(inherited_flags(given)), "--brief"]
+    words = [script, *figure, *command_words(given), "--brief"]
     subprocess.run([sys.executable, report, *words], check=False)
     return code
 

@@ -13,8 +13,8 @@ import torch
 from common import UsageError
 from suite.figures import chance
 
-# 0: success; --all returns the largest of its trials' codes
-FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE, STOPPED = 1, 2, 3, 73, 75
+# 0: success; 75: stopped; --all returns the largest of its trials' codes
+FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE = 1, 2, 3, 73
 
 
 class End(Exception):
