@@ -8,8 +8,9 @@
     out  . . . 4 1 3        . is not scored
 
 The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an LSTM and S4D
-"can handle a larger vocabulary". See common.py for the model, its loss and its training step,
-suite/task.py for batches, suite/training.py for the training loop.
+"can handle a larger vocabulary". cli.main parses the flags, makes the Task and calls
+training.train. See suite/task.py for default values and batches, suite/training.py for the
+training loop, and common.py for the model, its loss and its training step.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import

@@ -1,5 +1,9 @@
-"""Base class of the tasks; README.md has an example of a subclass."""
+"""Base class of the tasks, and the flags that tasks share, with the paper's values as defaults.
 
+README.md has an example of a subclass.
+"""
+
+import argparse
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,18 +15,6 @@ import common
 from suite import files
 
 MAX_VALUE = 100_000_000  # larger values might overflow
-DESK = dict(hidden=128, embed=128, batch=64, iterations=20_000)
-SMOKE = dict(
-    vocab=8,
-    held_out=32,
-    iterations=20,
-    batch=8,
-    hidden=16,
-    embed=16,
-    save_every=10,
-    log_every=5,
-    device="cpu",
-)
 
 
 class Flag(NamedTuple):
@@ -36,6 +28,103 @@ class Flag(NamedTuple):
     below: float = MAX_VALUE  # upper bound, exclusive
     choices: Iterable | None = None
     affects_result: bool = True  # is recorded and part of the folder name
+
+
+# -- The flags of every task; their defaults are the paper's
+def seeds(text):
+    """Parse a seed, or a range of seeds such as 0-4."""
+    first, dash, last = text.partition("-")
+    parsed = range(int(first), int(last) + 1) if dash else int(text)
+    if dash and len(parsed) not in range(1, 101):
+        raise argparse.ArgumentTypeError(f"{text} is not a range of 1 to 100 seeds")
+    return parsed
+
+
+def bands(text):
+    low, high = map(float, text.split(":"))
+    if not 0 <= low < high <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not LOW:HIGH with 0 <= LOW < HIGH <= 1")
+    return f"{low:g}:{high:g}"  # normalised, for the folder name
+
+
+FLAGS = [
+    Flag("model", "lstm", "recurrent layer", choices=common.LAYERS),
+    Flag("pe", "sin", "positional encoding", choices=common.ENCODINGS),
+    Flag("vocab", 16384, "vocabulary size, K", at_least=2, below=10_000_000),
+    Flag("length", 64, "input length, L", at_least=1, below=5000),
+    Flag(
+        "seed",
+        0,
+        "random seed, or a range such as 0-4 for --list, --all and report.py",
+        seeds,
+    ),
+    Flag("hidden", 512, "hidden size", at_least=1, below=20_000),
+    Flag(
+        "embed",
+        512,
+        "size of the token embedding and the positional encoding",
+        at_least=1,
+        below=10_000,
+    ),
+    Flag("iterations", 300_000, "number of training iterations", at_least=1),
+    Flag("batch", 512, "batch size", at_least=1, below=1_000_000),
+    Flag("lr", 1e-3, "peak learning rate"),
+    Flag(
+        "warmup",
+        None,
+        "warm-up iterations (default: 1000, or --iterations / 10 if smaller)",
+        int,
+    ),
+    Flag(
+        "held_out",
+        None,
+        "number of held-out test sequences (default: 1024; dual_frequency.py: 64 L)",
+        int,
+        at_least=1,
+        below=1_000_000,
+    ),
+    Flag(
+        "combine",
+        "concat",
+        "how the encoding is combined with the embedding",
+        choices=("concat", "add"),
+    ),
+    Flag(
+        "encode",
+        "both",
+        "part of the sequence with positional encoding: input, output, or both",
+        choices=("input", "output", "both"),
+    ),
+    Flag(
+        "amplitude",
+        None,
+        "norm of the encoding vectors (default: 1; learned: square root of --embed)",
+        float,
+    ),
+    Flag(
+        "bands",
+        "0:1",
+        "LOW:HIGH, the range of sinusoid frequencies to keep; 0: fastest, 1: slowest",
+        bands,
+    ),
+    Flag("beta1", 0.9, "Adam's beta1", below=1),
+    Flag("beta2", 0.999, "Adam's beta2; the released code uses 0.98", below=1),
+    Flag("eps", 1e-8, "Adam's epsilon; the released code uses 1e-9"),
+    Flag("clip", 1.0, "gradient clipping norm; 0 disables clipping"),
+]
+# What the tasks' smaller scales share
+DESK = dict(hidden=128, embed=128, batch=64, iterations=20_000)
+SMOKE = dict(
+    vocab=8,
+    held_out=32,
+    iterations=20,
+    batch=8,
+    hidden=16,
+    embed=16,
+    save_every=10,
+    log_every=5,
+    device="cpu",
+)
 
 
 class Task:
