@@ -123,7 +123,9 @@ def add_flag(group, flag):
     shown = f" (default: {flag.default})" if flag.default else ""
     options = dict(action="store_true")
     if flag.default is not False:
-        options = dict(type=flag.type or type(flag.default), choices=flag.choices)
+        kind = flag.type or type(flag.default)
+        metavar = {int: "N", float: "X"}.get(kind)
+        options = dict(type=kind, choices=flag.choices, metavar=metavar)
     group.add_argument(option_string(flag.name), help=flag.help + shown, **options)
 
 
@@ -168,7 +170,7 @@ def make_task(task_class, flags):
     for name, flag in known.items():
         value = getattr(args, name)
         if isinstance(value, int | float) and not flag.at_least <= value < flag.below:
-            bounds = f"must be at least {flag.at_least} and below {flag.below}"
+            bounds = f"must be at least {flag.at_least} and below {flag.below:,}"
             raise UsageError(f"{option_string(name)} {value}: {bounds}")
         if flag.affects_result and name not in task_class.unused_flags:
             names.add(name)
@@ -253,9 +255,9 @@ def cpu_warnings(task, given):
     """Yield a warning if a trial would run at paper scale on a CPU by default."""
     explicit = given.keys() & {"scale", "device", "iterations"}
     if not explicit and machine.choose_device(task.args).type == "cpu":
-        smaller = " or ".join(name for name in task.scales if name != "paper")
+        smaller = ", ".join(name for name in task.scales if name != "paper")
         time = "days or weeks per trial on a CPU"
-        yield f"paper scale needs a GPU ({time}); smaller: --scale {smaller}"
+        yield f"paper scale needs a GPU ({time}); smaller scales: {smaller}"
 
 
 def run_one(task):
