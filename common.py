@@ -1,6 +1,7 @@
 """The paper's models: loss, training step, schedule, encodings, layers, data and metrics.
 
-This is the reference implementation; suite/fast.py computes the same numbers faster.
+This is the reference implementation. suite/fast.py, the default for most models, replaces
+Model.features alone and computes the same numbers faster.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
 E embedding (and encoding) size, H hidden size, N state size of S4D. For data, N is the number
@@ -58,7 +59,7 @@ class Batch(NamedTuple):
     inputs: torch.Tensor  # (B, T) integers; K is the command
     targets: torch.Tensor  # (B, M)
     steps: slice | torch.Tensor  # target steps: a slice for all rows, or (B, M)
-    weight: torch.Tensor | None = None  # (B, M), 1 for targets, 0 for padding
+    mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
     commands: int = 0  # final steps at which every row reads the command
     sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
 
@@ -68,9 +69,9 @@ class Batch(NamedTuple):
 
 
 def score(logits, target, weights):
-    """Return cross-entropy and accuracy, weighted sums over n rows; target, weights are (n, 1).
+    """Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
 
-    Overwrites the logits, (n, K), with the gradient, weights * (softmax - one-hot).
+    The logits, (n, K), are replaced by the gradient of the loss, weights * (softmax - one-hot).
     """
     max_logit, predicted = logits.max(1, keepdim=True)
     target_logit = logits.gather(1, target)
@@ -132,10 +133,10 @@ def loss_and_accuracy(features, readout, batch, score=score):
     """Return mean cross-entropy and accuracy; features are (M, B, H) or packed, (N, H)."""
     weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
-    if batch.weight is None:
+    if batch.mask is None:
         weights = torch.full_like(targets, 1 / len(targets), dtype=weight.dtype)
     else:
-        weights = batch.weight.T.reshape(-1, 1).to(weight.dtype)
+        weights = batch.mask.T.reshape(-1, 1).to(weight.dtype)
         weights = weights / weights.sum().clamp(min=1)
     return ChunkedCrossEntropy.apply(
         features.flatten(0, -2), weight, readout.bias, targets, weights, score
@@ -528,8 +529,8 @@ def sequence_metrics(batch, predictions, losses):
     """
     target, predicted, losses = (x.cpu().numpy() for x in (batch.targets, predictions, losses))
     scored = np.ones(target.shape, bool)
-    if batch.weight is not None:
-        scored = batch.weight.cpu().numpy() > 0
+    if batch.mask is not None:
+        scored = batch.mask.cpu().numpy()
         predicted, target = np.where(scored, (predicted, target), -1)
     correct = predicted == target  # True at padding
     return {

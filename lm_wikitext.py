@@ -70,7 +70,7 @@ class WikiText(Task):
         Flag("prepare", False, "tokenize --data and exit", affects_result=False),
     )
     unused_flags = ("held_out", "encode")
-    one_graph = False  # batches vary in size
+    batch_in_graph = False  # batches vary in size
     model_class = PackedModel
 
     def setup(self):
@@ -123,7 +123,7 @@ class WikiText(Task):
             for x, targets in zip(h.split(chunk_size), part.targets[0].split(chunk_size)):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
             losses = torch.cat(losses).double()
-            known = part.weight[0].double()
+            known = part.mask[0].double()
             known_loss += losses @ known
             known_count += known.sum()
             total_loss += losses.sum()

@@ -522,18 +522,18 @@ def test_edit_distances_by_search():
 def evaluate_by_hand(model, batch):
     """-> loss, whether each answer is right (B, M), whether it counts (B, M)"""
     counts = torch.ones_like(batch.targets).bool()
-    if batch.weight is not None:
-        counts = batch.weight.bool()
+    if batch.mask is not None:
+        counts = batch.mask
     logits = model(batch).transpose(0, 1)  # (B, M, K)
     loss = F.cross_entropy(logits[counts], batch.targets[counts])
     return loss, (logits.argmax(-1) == batch.targets).double(), counts
 
 
 def test_metrics_by_hand():
-    targets, weight = torch.tensor([[1, 2], [3, 0]]), torch.tensor([[1, 1], [1, 0]])
+    targets, mask = torch.tensor([[1, 2], [3, 0]]), torch.tensor([[True, True], [True, False]])
     predictions = torch.tensor([[2, 1], [3, 9]])  # two are swapped
     losses = torch.tensor([[1.0, 2.0], [6.0, 100.0]])
-    batch = common.Batch(None, targets, None, weight)
+    batch = common.Batch(None, targets, None, mask)
     metrics = common.sequence_metrics(batch, predictions, losses)
     assert list(metrics.values()) == [1 / 3, 1 / 2, 3.0, 1 / 2], metrics
 
@@ -645,7 +645,7 @@ def read_batch(batch, b):
     """-> the inputs of row b, {step: target}"""
     read, steps, targets = batch.inputs[b].tolist(), batch.steps, batch.targets[b].tolist()
     steps = range(len(read))[steps] if isinstance(steps, slice) else steps[b].tolist()
-    weights = [1] * len(targets) if batch.weight is None else batch.weight[b]
+    weights = [1] * len(targets) if batch.mask is None else batch.mask[b]
     answers = zip(steps, targets, weights, strict=True)
     return read, {step: target for step, target, weight in answers if weight}
 
@@ -1108,7 +1108,7 @@ def test_bad_flags_are_refused_before_anything_is_created():
         refuses(f"{script} {words}", report)
     assert "only 16 sequences exist" in refuses("--vocab 2 --length 4 --model gru --hidden 8")
     with mock.patch.object(cli, "run_many"):  # the paper's size on a CPU
-        assert "--scale desk" in refuses("--all fig2")
+        assert "scales: desk" in refuses("--all fig2")
 
 
 def test_a_folder_of_other_flags_is_refused():

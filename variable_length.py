@@ -59,7 +59,7 @@ class VariableLength(Reverse):
         j = torch.arange(self.length, device=rows.device)  # index of a target
         targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
         steps = (lengths + j).clamp(max=2 * self.length - 1)
-        return self.batch_with_commands(rows, targets, steps, weight=j < lengths)
+        return self.batch_with_commands(rows, targets, steps, mask=j < lengths)
 
     def test_rows(self, device):
         """Draw --held-out rows of each length in turn, (N, L)."""

@@ -103,7 +103,7 @@ def choose_engine(args, device):
 
 def prepare(engine, device, hidden=512):
     """Set PyTorch's process-wide options for an engine."""
-    precision = "ieee" if engine.precision == "fp32" else "tf32"  # bf16: outside autocast
+    precision = "ieee" if engine.precision == "fp32" else "tf32"  # with bf16: outside autocast
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cudnn.rnn.fp32_precision = precision
     # "bf16" selects oneDNN, see onednn_is_exact

@@ -139,7 +139,7 @@ class Task:
     folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> prefix of its value
     # True: the CUDA graph also draws the batch; training_batch(i) takes a tensor i and does
     # not synchronise. False: the batch is the graph's input; each batch shape has a graph
-    one_graph = True
+    batch_in_graph = True
     file = "result.json"  # marks a finished trial
     run = None  # optional: run(self) -> exit code, instead of training
     model_class = common.Model
@@ -239,7 +239,7 @@ class Task:
         raise NotImplementedError
 
     def probability(self, rows):
-        """Return the probability of drawing any of the rows; default: uniform draws."""
+        """Return the probability that a random draw is among the rows, if draws are uniform."""
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
     def test_rows(self, device, *counters):
@@ -247,11 +247,11 @@ class Task:
         count, stream = self.args.held_out, (self.seed, common.HELD_OUT, *counters)
         return common.distinct_rows(self.draw, count, *stream, device=device)
 
-    def batch_with_commands(self, rows, targets, steps=None, weight=None):
-        """Return the batch of rows, (B, L), each followed by L commands; targets are there."""
+    def batch_with_commands(self, rows, targets, steps=None, mask=None):
+        """Return a batch: each row, (B, L), then L commands; `steps` defaults to the latter."""
         inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
         steps = slice(self.length, None) if steps is None else steps
-        return common.Batch(inputs, targets, steps, weight, commands=self.length)
+        return common.Batch(inputs, targets, steps, mask, commands=self.length)
 
     def build(self, device):
         """Build the held-out set and a fallback training row outside it."""

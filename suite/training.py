@@ -113,7 +113,7 @@ class Training:
     def build_step(self):
         """Set self.step(i), which runs iteration i eagerly or as a CUDA graph."""
         batch_of, train_on = self.task.training_batch, self.train_on
-        if self.engine.graph and self.task.one_graph:
+        if self.engine.graph and self.task.batch_in_graph:
             if self.engine.compiled:  # fuse a hundred small kernels
                 batch_of = torch.compile(batch_of, dynamic=False)
             replay = graphs.replayed(lambda inputs: train_on(batch_of(*inputs)), self.tensors)
