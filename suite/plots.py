@@ -1,7 +1,6 @@
 """Plots of a figure's trials, if matplotlib is installed.
 
-Points are {(metric, panel title, encoding, x): [one value per seed]}; x is a number or a
-cell's label.
+A panel is {(encoding, x): [one value per seed]}; x is a number or a cell's label.
 """
 
 import importlib.util
@@ -63,7 +62,7 @@ def lines_of(figure, result):
         for line in result.lines:
             yield figure.y, *line
         return
-    title, encoding = name_of(result.config.get("model", "")), result.flags["pe"]
+    title, encoding = name_of(result.config["model"]), result.flags["pe"]
     x = x_value(figure, result)
     for metric, y in result.values.items():
         yield metric, title, encoding, {x: y}
@@ -76,33 +75,35 @@ def plot(figure, results, path):
     """Write an SVG with a row per metric and a column per model, or with panels of curves."""
     import matplotlib.figure
 
-    points, chances = defaultdict(list), defaultdict(dict)
+    panels = defaultdict(lambda: defaultdict(list))  # {(metric, title): panel}
+    chances = defaultdict(dict)
     for result in results:
         for metric, title, encoding, line in lines_of(figure, result):
             for x, y in line.items():
-                points[metric, title, encoding, x].append(y)
+                panels[metric, title][encoding, x].append(y)
                 if metric.endswith("accuracy"):
                     chances[metric, title][x] = chance(result)
-    if not points:
+    if not panels:
         return
-    metrics, titles, encodings, _ = map(dict.fromkeys, zip(*points))
-    names = dict.fromkeys([*ENCODINGS, *encodings])
-    styles = dict(zip(names, itertools.cycle(zip(COLORS.split(), MARKERS))))
+    metrics, titles = map(dict.fromkeys, zip(*panels))
+    encodings = dict.fromkeys([*ENCODINGS, *(result.flags["pe"] for result in results)])
+    styles = dict(zip(encodings, itertools.cycle(zip(COLORS.split(), MARKERS))))
     n_columns = min(4, len(titles))
     n_rows = math.ceil(len(metrics) * len(titles) / n_columns)
     axes = {}  # {metric: last panel}, whose y range the next one shares
     with matplotlib.rc_context(RC_PARAMS):
         size = max(7, 2.8 * n_columns), 2.4 * n_rows + 1
         fig = matplotlib.figure.Figure(size, layout="constrained")
-        for position, (metric, title) in enumerate(itertools.product(metrics, titles), 1):
-            panel = {key[2:]: ys for key, ys in points.items() if key[:2] == (metric, title)}
-            if panel:
-                shared = dict(sharey=axes.get(metric), title=title)
-                ax = axes[metric] = fig.add_subplot(n_rows, n_columns, position, **shared)
-                draw_panel(ax, figure, panel, styles, chances[metric, title])
+        for position, key in enumerate(itertools.product(metrics, titles), 1):
+            if key in panels:
+                metric, title = key
+                ax = axes[metric] = fig.add_subplot(
+                    n_rows, n_columns, position, sharey=axes.get(metric), title=title
+                )
+                draw_panel(ax, figure, panels[key], styles, chances[key])
                 label_y(ax, metric, results[0].config.get("length"))
         fig.suptitle(figure.title)
-        add_legend(fig, {len(ys) for ys in points.values()})
+        add_legend(fig, {len(ys) for panel in panels.values() for ys in panel.values()})
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path, metadata={"Date": None})
 
@@ -138,19 +139,32 @@ def draw_panel(ax, figure, panel, styles, chance_at):
                 samples[position + shift] = panel[encoding, x]
         draw_samples(ax, samples, width, *styles[encoding], NAMES.get(encoding, encoding))
     if chance_at:
-        options = dict(label="chance", fmt="none" if categorical else ":", **THIN_LINE)
-        ax.errorbar(positions, [chance_at[x] for x in xs], xerr=categorical / 2, **options)
+        ax.errorbar(
+            positions,
+            [chance_at[x] for x in xs],
+            xerr=categorical / 2,
+            fmt="none" if categorical else ":",
+            label="chance",
+            **THIN_LINE,
+        )
 
 
 def draw_samples(ax, samples, width, color, marker, label):
     """Draw means with 95% CIs: as a line if `width` is 0, else as points beside all values."""
     stride = len(samples) // 20 + 1  # of markers and error bars
-    options = dict(color=color, label=label, markevery=stride, errorevery=stride)
     estimates = [estimate([ys]) for ys in samples.values()]
     margins = [found.margin if found else 0 for found in estimates]
     means = [np.mean(ys) for ys in samples.values()]
-    style = marker if width else f"{marker}-"
-    ax.errorbar(samples.keys(), means, margins, fmt=style, **options)
+    ax.errorbar(
+        samples.keys(),
+        means,
+        margins,
+        fmt=marker if width else f"{marker}-",
+        color=color,
+        label=label,
+        markevery=stride,
+        errorevery=stride,
+    )
     if width:
         for x, ys in samples.items():
             ax.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
@@ -160,7 +174,7 @@ def add_legend(fig, counts):
     handles = {}
     for ax in fig.axes:
         found, labels = ax.get_legend_handles_labels()
-        handles |= dict(zip(labels, found))
+        handles.update(zip(labels, found))
     n = ", ".join(map(str, sorted(counts)))
     fig.legend(
         handles.values(),

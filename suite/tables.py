@@ -106,21 +106,23 @@ def evaluate(contrast, measured):
 # -- The tables of a figure
 def key_flags(figure, results):
     """Return the flags that distinguish cells: they have several values for a model."""
-    rows = [result.flags for result in results]
-    models = {row.get("model") for row in rows}
-    keys = ["model"] if len(models) > 1 else []
-    for flag in dict.fromkeys(itertools.chain(*rows)):
-        pairs = {(row.get("model"), row.get(flag)) for row in rows}
-        if flag not in ("pe", "seed", *figure.tuned) and len(pairs) > len(models):
+    n_models = len(cells_of(results, ["model"]))
+    keys = ["model"] if n_models > 1 else []
+    for flag in dict.fromkeys(itertools.chain(*(x.flags for x in results))):
+        n_values = len(cells_of(results, ["model", flag]))
+        if n_values > n_models and flag not in ("pe", "seed", *figure.tuned):
             keys.append(flag)
     return keys
 
 
 def cells_of(measured, keys, omitted=()):
     """Return the flags of each cell, without those that a summary or contrast ranges over."""
-    keys = [key for key in keys if key not in omitted]
-    cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in measured)
-    return [dict(zip(keys, values)) for values in cells]
+    cells = []
+    for x in measured:
+        cell = {key: x.flags.get(key) for key in keys if key not in omitted}
+        if cell not in cells:
+            cells.append(cell)
+    return cells
 
 
 def describe(figure, results, measures):
@@ -129,13 +131,13 @@ def describe(figure, results, measures):
     shared = constant_flags([x.config for x in finished], MAIN_FLAGS)
     flags = dict.fromkeys(itertools.chain(*(x.flags for x in results)))
     models = defaultdict(list)  # {settings: models that share them}
-    for model in dict.fromkeys(result.flags.get("model") for result in results):
-        trials = select(results, dict(model=model))
+    for model in cells_of(results, ["model"]):
+        trials = select(results, model)
         cell = constant_flags([x.flags for x in trials], flags)
         cell |= constant_flags([x.config for x in finished_of(trials)], MAIN_FLAGS)
         for flag in ("model", "pe", "seed", *shared):
             cell.pop(flag, None)
-        models[", ".join(name_cell(cell))].append(name_of(model or ""))
+        models[", ".join(name_cell(cell))].append(name_of(model["model"] or ""))
     for settings, names in models.items():
         if text := ": ".join(filter(None, [", ".join(names), settings])):
             yield text
@@ -191,9 +193,7 @@ def table(figure, results, measures):
 
 def table_rows(keys, encodings, measured, measure):
     """Yield each row as a list of strings."""
-    arms = [dict(pe=pe) for pe in encodings]
-    if "pe" in measure.over:
-        arms = [{}]
+    arms = [{}] if "pe" in measure.over else [dict(pe=pe) for pe in encodings]
     for cell in cells_of(measured, keys, measure.over):
         in_cell = select(measured, cell)
         words = [format_flag(key, cell.get(key, "")) for key in keys]
