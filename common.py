@@ -549,28 +549,29 @@ def perplexity(loss):
 def damerau_levenshtein(a, b):
     """Return unrestricted Damerau-Levenshtein distances of a, (N, La), and b, (N, Lb): (N,).
 
-    Lowrance and Wagner's algorithm, vectorised over pairs, one row of the table at a time. A
-    transposition joins the last row k < i with a_k = b_j and the last column l < j with
-    b_l = a_i. Insertions are a running minimum.
+    Lowrance and Wagner's algorithm, vectorised over pairs. A transposition joins the last row
+    k < i with a_k = b_j and the last column l < j with b_l = a_i.
     """
     a, b = a.T, b.T  # (La, N), (Lb, N)
-    pairs, columns = np.arange(a.shape[1]), np.arange(len(b) + 1)[:, None]
+    pairs = np.arange(a.shape[1])
     # One more row and column, at index -1, stay above all distances: no match so far
     shape = len(a) + 2, len(b) + 2, len(pairs)
     table = np.full(shape, len(a) + len(b), dtype=np.int32)
-    table[0, :-1] = columns
-    last_row, last_column = np.zeros((2, *b.shape), dtype=int)
+    table[:-1, 0] = np.arange(len(a) + 1)[:, None]
+    table[0, :-1] = np.arange(len(b) + 1)[:, None]
+    last_row = np.zeros(b.shape, dtype=int)
     for i, token in enumerate(a, 1):
-        match = token == b  # (Lb, N)
-        last_column[1:] = np.maximum.accumulate(match[:-1] * columns[1:-1])
-        before = table[last_row - 1, last_column - 1, pairs]
-        transposed = before + (i - last_row) + (columns[1:] - last_column) - 1
-        above, row = table[i - 1 : i + 1, :-1]
-        replaced, deleted = above[:-1] + ~match, above[1:] + 1
-        row[0] = i
-        row[1:] = np.minimum(np.minimum(replaced, deleted), transposed)
-        row[:] = np.minimum.accumulate(row - columns) + columns
-        last_row[match] = i
+        last_column = np.zeros_like(pairs)
+        for j, (other, k) in enumerate(zip(b, last_row), 1):
+            match = token == other
+            replaced = table[i - 1, j - 1] + ~match
+            deleted, inserted = table[i - 1, j] + 1, table[i, j - 1] + 1
+            before = table[k - 1, last_column - 1, pairs]
+            transposed = before + (i - k) + (j - last_column) - 1
+            options = replaced, deleted, inserted, transposed
+            table[i, j] = np.minimum.reduce(options)
+            last_column[match] = j
+            k[match] = i
     return table[-2, -2]
 
 
