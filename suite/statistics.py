@@ -68,9 +68,9 @@ def mean_and_squared_error(sample):
 
 # -- Multiple tests
 def all_above(estimates):
-    """Return one-sided p-values: all values above 0; at least one below 0 (Bonferroni)."""
+    """Return two-sided p-values: all values above 0; at least one below 0 (Bonferroni)."""
     p_below = min(found.p_below for found in estimates)
-    return 1 - p_below, min(1.0, p_below * len(estimates))
+    return 2 * (1 - p_below), 2 * p_below * len(estimates)
 
 
 def holm(p_values):

@@ -236,7 +236,7 @@ def claims_table(claims):
         rows, p_values = zip(*tested)
         outcomes = [["-", "trials missing"]] * len(rows)
         if None not in p_values:
-            outcomes = map(outcome, *map(holm, zip(*p_values)))
+            outcomes = map(outcome, p_values, holm([*map(min, p_values)]))
         for row, verdict in zip(rows, outcomes):
             yield f"| {' | '.join([*row, *verdict])} |"
         yield ""
@@ -261,11 +261,10 @@ def test_claim(claim, link, results):
     return row, None if missing else all_above(estimates)
 
 
-def outcome(p_above, p_below):
-    """Return the corrected two-sided p-value, as text, and the verdict."""
+def outcome(p_values, corrected):
+    """Return the corrected p-value, as text, and the verdict."""
+    p_above, p_below = p_values
     verdict = "inconclusive"
-    if p_below <= LEVEL:
-        verdict = "contradicted"
-    elif p_above <= LEVEL:
-        verdict = "supported"
-    return [format_p(min(1.0, 2 * min(p_above, p_below))), verdict]
+    if corrected <= 2 * LEVEL:
+        verdict = "supported" if p_above < p_below else "contradicted"
+    return [format_p(corrected), verdict]
