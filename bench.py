@@ -1,11 +1,11 @@
 """Time a training step against plain PyTorch.
 
     python bench.py                                       # paper and desk sizes
-    python bench.py --only lstm-sin-256 --precision fp32  # one, with reverse.py's flags
+    python bench.py --only lstm-sin-256 --precision fp32  # one; other flags as in reverse.py
 
 plain: idiomatic torch.nn code: readout at the answered steps only, cross-entropy, clipping,
 Adam, in the same precision (TF32 for bf16). torch: this suite with --engine torch. suite: its
-default engine. The last two include drawing batches. The three alternate in one process.
+default engine. torch and suite include drawing batches. The three alternate in one process.
 On a CPU, models below 256 units use one thread.
 
 Then prints the training hours that each figure of the paper needs on this device.
@@ -185,7 +185,7 @@ def main():
         default=CONFIGURATIONS,
         nargs="+",
         metavar="NAME",
-        help=f"configurations to time (default: {', '.join(CONFIGURATIONS)})",
+        help=f"configurations to time, MODEL-PE-K (default: {', '.join(CONFIGURATIONS)})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="save timings")
     args, words = parser.parse_known_args()

@@ -6,9 +6,9 @@
     python report.py runs                              # CSV of all finished trials in a folder
     python report.py --write RESULTS.md --out results  # update the page and results/trials.csv
 
-Other flags select trials, as with --all. Tables and plots show means over seeds with 95%
-confidence intervals (Student's t). Tables also show differences with 95% confidence intervals
-and two-sided p-values (Welch's t-test).
+The script's flags, such as --model, select trials. Tables and plots show means over seeds with
+95% confidence intervals (Student's t). Tables also show differences with 95% confidence
+intervals and two-sided p-values (Welch's t-test).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch
@@ -166,6 +166,8 @@ def plot_link(figure, results, path, page):
         return ""
     if plots.CAN_DRAW:
         plots.plot(figure, results, path)
+    if path.exists() and not page:
+        return f"; plot: {path}"
     if path.exists():
         return f" ![{figure.title}]({os.path.relpath(path, os.path.dirname(page))})"
     return "" if plots.CAN_DRAW else " (the plot needs matplotlib)"
@@ -248,7 +250,7 @@ def main():
         "--scale", default="paper", help="scale of the figures (default: paper)"
     )
     parser.add_argument("--out", default="runs", help="folder of all trials (default: runs)")
-    parser.add_argument("--brief", action="store_true", help="print only the first metric")
+    parser.add_argument("--brief", action="store_true", help="print only the main metric")
     parser.add_argument(
         "--write", metavar="FILE", default="", help="update this page and OUT/trials.csv"
     )
@@ -274,8 +276,8 @@ def dispatch(args, names):
 def print_tables(args, script="", *names):
     known = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
     if not known or set(names) - {name for _, name in known}:
-        choices = ", ".join(name for _, name in known)
-        raise UsageError(f"figures available at --scale {args.scale}: {choices or 'none'}")
+        choices = ", ".join(name for _, name in known) or "none"
+        raise UsageError(f"no such figure at --scale {args.scale}; choose from: {choices}")
     lines = []
     for task_class, name in known:
         if not names or name in names:
@@ -285,7 +287,8 @@ def print_tables(args, script="", *names):
                 error = why
     if not lines:
         raise error
-    print(LEGEND, *lines, sep="\n")
+    fences = "```text", "```"
+    print(LEGEND, *(line for line in lines if line not in fences), sep="\n")
     if args.brief:
         words = [Path(sys.argv[1]).name, *sys.argv[2:]]
         words = [word for word in words if word != "--brief"]

@@ -80,7 +80,7 @@ def parse(task_class, argv):
         argument_default=argparse.SUPPRESS,
     )
     experiment = parser.add_argument_group("experiment")
-    execution = parser.add_argument_group("execution (does not change the output folder)")
+    execution = parser.add_argument_group("execution")
     experiment.add_argument(
         "--scale", choices=task_class.scales, help="preset (default: paper)"
     )
@@ -90,12 +90,12 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures)
     execution.add_argument(
         "--list",
-        help="print the commands of a figure's trials (default: all figures)",
+        help="print the commands of a figure's trials (default: all) that match other flags",
         **figure,
     )
     execution.add_argument(
         "--all",
-        help="train a figure's trials, or those that other flags select; then report",
+        help="train a figure's trials (default: all) that match other flags; then report",
         **figure,
     )
     return vars(parser.parse_args(argv))
@@ -112,7 +112,8 @@ def flags_of(task_class):
 def epilog_lines(task_class):
     """Yield lines that explain the values of --scale and --pe."""
     for name, flags in task_class.scales.items():
-        flags = {k: x for k, x in flags.items() if k not in task_class.unused_flags}
+        order = [k for k in flags_of(task_class) if k not in task_class.unused_flags]
+        flags = {k: flags[k] for k in order if k in flags}
         yield f"--scale {name}: {shlex.join(command_words(flags)) or 'the defaults above'}"
     if "pe" not in {flag.name for flag in task_class.flags}:
         for name, encoding in common.ENCODINGS.items():
@@ -247,7 +248,7 @@ def dispatch(task_class):
         sys.argv[1:] = trials[0].words  # recorded in result.json
         return run_one(trials[0].task)
     for warning in cpu_warnings(trials[0].task, given):
-        raise UsageError(f"{len(trials)} trials: {warning}; to run anyway: --scale paper")
+        raise UsageError(f"{len(trials)} trials: {warning}; to force: pass --scale paper")
     return run_many(task_class, given, trials)
 
 

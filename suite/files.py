@@ -165,7 +165,6 @@ def is_finished(task):
 
 def show(task):
     """Print examples and metrics; return exit code 0."""
-    print(f"{task.folder} is finished (--overwrite retrains)")
     path = task.folder / "result.json"
     result = read_json(path)
     with naming(path):
@@ -173,14 +172,14 @@ def show(task):
             show_example(**example)
         for name, value in result["metrics"].items():
             if isinstance(value, int | float):
-                print(f"{name.replace('_', ' ')}: {value:.6g}")
-        if "token_accuracy" in result["metrics"]:
-            print(f"token accuracy by chance: {chance(task):.3g}; *: wrong answer")
+                by_chance = f" (chance: {chance(task):.3g})" if name == "token_accuracy" else ""
+                print(f"{name.replace('_', ' ')}: {value:.4g}{by_chance}")
     return 0
 
 
 def show_example(read, wanted, answered):
     """Print the first ten integers of each row; stars mark wrong predictions."""
+    print("a test sequence, first ten tokens; *: wrong")
     marked = [x if x == target else f"{x}*" for x, target in zip(answered, wanted)]
     for name, row in dict(input=read, target=wanted, output=marked).items():
         print(f"{name:8}", *[f"{x:<6}" for x in row[:10]])

@@ -43,7 +43,7 @@ def seeds(text):
 def bands(text):
     low, high = map(float, text.split(":"))
     if not 0 <= low < high <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not LOW:HIGH with 0 <= LOW < HIGH <= 1")
+        raise argparse.ArgumentTypeError(f"{text} is not FROM:TO with 0 <= FROM < TO <= 1")
     return f"{low:g}:{high:g}"  # normalised, for the folder name
 
 
@@ -104,7 +104,7 @@ FLAGS = [
     Flag(
         "bands",
         "0:1",
-        "LOW:HIGH, the range of sinusoid frequencies to keep; 0: fastest, 1: slowest",
+        "FROM:TO, fraction of the sinusoid's frequencies to keep; 0: highest, 1: lowest",
         bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),

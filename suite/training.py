@@ -21,6 +21,7 @@ from suite.progress import LiveLine, format_eta
 def train(task):
     """Train a trial, starting from its last checkpoint; evaluate it; return the exit code."""
     if files.is_finished(task):
+        print(f"{task.folder} is finished already (--overwrite retrains)")
         return files.show(task)
     if task.args.evaluate and not (task.folder / "result.json").exists():
         raise UsageError(f"--evaluate needs a finished trial: {task.folder}")
@@ -228,7 +229,7 @@ class Training:
         loss, accuracy = self.means()
         left = format_eta((iterations / i - 1) * self.seconds)
         done = f"{i / iterations:.0%}  {left}  accuracy {accuracy:.4f}  loss {loss:.4f}"
-        return f"{done}  iteration {i}/{iterations}, {i / self.seconds:.3g}/s"
+        return f"{done}  iteration {i}/{iterations}, {i / self.seconds:.3g} it/s"
 
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
