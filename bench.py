@@ -83,7 +83,7 @@ def plain_step(task, device):
 
 def suite_step(task, engine, device):
     training, iterations = Training(task, device, engine), itertools.count(1)
-    training.rate.fill_(1e-3)
+    training.learning_rate.fill_(1e-3)
     training.build_step()
     return lambda: training.step(next(iterations))
 

@@ -1,12 +1,12 @@
 """The paper's models: loss, training step, schedule, encodings, layers, data and metrics.
 
 This is the reference implementation. suite/fast.py, the default for most models, replaces
-Model.features alone and computes the same numbers faster.
+Model.features alone; it is faster, and equal up to rounding.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
 E embedding (and encoding) size, H hidden size, N state size of S4D. For data, N is the number
-of rows, W their width, and R the number of redraws. Batches are (B, T); inside a model time
-comes first, (T, B, ...), as in torch.nn.GRU.
+of rows, W their width, and R the number of draws per row. Batches are (B, T); inside a model
+time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
 import math
@@ -43,13 +43,13 @@ class Model(nn.Module):
         self.readout = nn.Linear(hidden, vocab)
 
     def features(self, batch):
-        """Return the layer's outputs at the target steps, (M, B, H)."""
+        """Return the layer's outputs at the target steps (M, B, H)."""
         tokens = self.embedding(batch.inputs.T)  # (T, B, E)
         x = self.encoding.join(tokens)  # (T, B, E or 2E)
         return self.layer(x, batch.steps)
 
     def forward(self, batch):
-        """Return the logits at the target steps, (M, B, K); training uses `features`."""
+        """Return the logits at the target steps (M, B, K); training uses `features`."""
         return self.readout(self.features(batch))
 
 
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
     targets: torch.Tensor  # (B, M)
     steps: slice | torch.Tensor  # target steps: a slice for all rows, or (B, M)
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
-    commands: int = 0  # final steps at which every row reads the command
+    commands: int = 0  # number of final steps, at which all rows read the command
     sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
 
     def rows(self, subset):
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 def score(logits, target, weights):
     """Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
 
-    The logits, (n, K), are replaced by the gradient of the loss, weights * (softmax - one-hot).
+    Overwrites the logits (n, K) with the gradient of the loss, weights * (softmax - one-hot).
     """
     max_logit, predicted = logits.max(1, keepdim=True)
     target_logit = logits.gather(1, target)
@@ -84,14 +84,14 @@ def score(logits, target, weights):
 
 
 def rows_per_chunk(weight):
-    """Return the number of rows that have 2^25 logits in total (CUDA: 2^27)."""
+    """Return how many rows fit in 2^25 logits (CUDA: 2^27)."""
     return max(1, 2 ** (27 if weight.is_cuda else 25) // len(weight))
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
     """F.cross_entropy(readout(features), targets) and accuracy, computed in chunks of rows.
 
-    The forward pass also computes the gradients, so the (N, K) logits are never stored.
+    The forward pass also computes the gradients, so the logits of all rows are never stored.
     """
 
     @staticmethod
@@ -109,7 +109,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             accuracy += chunk_accuracy
             if not ctx.needs_input_grad[0]:  # evaluation
                 continue
-            d_logits = logits.to(weight_cast.dtype)  # score has replaced logits by gradients
+            d_logits = logits.to(weight_cast.dtype)  # logits now holds gradients
             torch.mm(d_logits, weight_cast, out=d_features[chunk])
             if weight.is_cuda and d_logits.dtype == d_weight.dtype:  # CPU: rounds differently
                 d_weight.addmm_(d_logits.T, features[chunk])
@@ -130,7 +130,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def loss_and_accuracy(features, readout, batch, score=score):
-    """Return mean cross-entropy and accuracy; features are (M, B, H) or packed, (N, H)."""
+    """Return mean cross-entropy and accuracy; features are (M, B, H) or packed (N, H)."""
     weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
     if batch.mask is None:
@@ -146,7 +146,7 @@ def loss_and_accuracy(features, readout, batch, score=score):
 def train_step(model, features, batch, optimizer, clip, score):
     """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
-    `features(model, batch)` is an engine's forward pass; `score` may be compiled.
+    `features(model, batch)` is an engine's Model.features; `score` may be compiled.
     """
     h = features(model, batch)
     loss, accuracy = loss_and_accuracy(h, model.readout, batch, score)
@@ -168,8 +168,8 @@ def learning_rate(i, peak, warmup, iterations):
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
-    Vectors are scaled to norm `amplitude` (default: the encoding's own) and are zero at the
-    steps in `unencoded`. A subclass defines make_table(positions, size).
+    Vectors are scaled by `amplitude` / default_norm (default: 1) and are zero at the steps in
+    `unencoded`. A subclass defines make_table(positions, size).
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
@@ -191,7 +191,7 @@ class Encoding(nn.Module):
 
     @staticmethod
     def default_norm(size):
-        """Return the norm of the table's vectors; None without a table."""
+        """Return the table's nominal norm; None without a table."""
         return 1.0
 
     def make_table(self, positions, size):
@@ -206,7 +206,7 @@ class Encoding(nn.Module):
         return vectors
 
     def join(self, tokens):
-        """Join embeddings, (T, B, E), with the vectors of their steps, to (T, B, E or 2E)."""
+        """Join embeddings (T, B, E) with the vectors of their steps, to (T, B, E or 2E)."""
         vectors = self.vectors(len(tokens))[:, None].to(tokens.dtype)  # (T, 1, E)
         if self.combine == "add":
             return tokens + vectors
@@ -225,11 +225,11 @@ class Sinusoid(Encoding):
     def make_table(self, positions, size):
         if size % 2:
             raise UsageError(f"--embed {size} is odd: sinusoidal PE has sine-cosine pairs")
-        low, high = self.bands
+        start, end = self.bands
         exponent = torch.arange(0, size, 2, dtype=torch.float64) / size  # from 0 to below 1
-        kept = (low <= exponent) & (exponent < high)
+        kept = (start <= exponent) & (exponent < end)
         if not kept.any():
-            raise UsageError(f"--bands {low:g}:{high:g} keeps none of {size // 2} frequencies")
+            raise UsageError(f"--bands {start:g}:{end:g} keeps none of {size // 2} frequencies")
         angle = torch.arange(positions)[:, None] * 10000**-exponent
         waves = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (positions, size/2, 2)
         waves[:, ~kept] = 0
@@ -251,7 +251,7 @@ class Constant(Random):
 
 
 class Learned(Encoding):
-    """Learned vectors, initialised as nn.Embedding; `amplitude` is their initial norm."""
+    """Learned vectors, initialised like nn.Embedding; --amplitude is their initial norm."""
 
     @staticmethod
     def default_norm(size):
@@ -331,9 +331,9 @@ ENCODINGS = {
 }
 
 
-# -- Layers: layer(x, steps) maps x, (T, B, input_size), to outputs at target steps, (M, B, H)
+# -- Layers: layer(x, steps) maps x (T, B, input_size) to outputs at target steps (M, B, H)
 def select(h, steps):
-    """Select the target steps of h, (T, B, H), as (M, B, H), or rows of packed h, (N, H)."""
+    """Select the target steps of h (T, B, H) as (M, B, H), or rows of packed h (N, H)."""
     if isinstance(steps, slice):
         return h[steps]
     if h.dim() == 2:
@@ -372,7 +372,7 @@ class S4D(nn.Module):
         self.mix = nn.Linear(hidden, 2 * hidden)
 
     def discretise(self):
-        """Return dt A and the zero-order-hold weights C (exp(dt A) - 1) / A, (H, N/2)."""
+        """Return dt A and the zero-order-hold weights C (exp(dt A) - 1) / A: (H, N/2)."""
         A = torch.complex(-self.log_A_real.exp(), self.A_imag)
         dtA = A * self.log_dt.exp()[:, None]
         return dtA, torch.view_as_complex(self.C) * (dtA.exp() - 1) / A
@@ -407,7 +407,7 @@ class S4D(nn.Module):
         return self.output(y + self.D[:, None, None] * u[:, start:stop], steps)
 
     def output(self, y, steps):
-        """Map the convolved inputs, (H, M, B), to the layer's outputs, (M, B, H)."""
+        """Map the convolved inputs (H, M, B) to the layer's outputs (M, B, H)."""
         h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))
         return h if isinstance(steps, slice) else select(h, steps)
 
@@ -428,7 +428,7 @@ def splitmix64_mix(x):
 
 
 def key(*counters, device="cpu"):
-    """Hash counters, Python integers or 0-dimensional tensors, to one random int64."""
+    """Hash counters (integers or 0-dimensional tensors) to one random int64."""
     k = torch.zeros((), dtype=torch.int64, device=device)
     for counter in counters:
         k = splitmix64_mix(k + GOLDEN + counter)
@@ -469,16 +469,16 @@ def distinct_rows(draw, count, *counters, device):
         if len(rows) >= count:
             return rows[:count]
     raise UsageError(
-        f"only {len(rows)} sequences exist for --held-out {count}: "
+        f"found only {len(rows)} sequences for --held-out {count}: "
         "raise --vocab or --length, or lower --held-out"
     )
 
 
 class HeldOut:
-    """Rows, (N, W), excluded from training; a random row is one of them with `probability`.
+    """Rows (N, W) excluded from training; a random row is one of them with `probability`.
 
     To avoid host-device synchronisation, each training row has `max_redraws` candidates at
-    once, and the first that is not held out is used. If all are held out (probability 1e-18),
+    once, and the first that is not held out is used. If all are held out (probability < 1e-18),
     a fixed fallback row replaces them.
     """
 
@@ -507,9 +507,9 @@ class HeldOut:
 # -- Metrics (section 4.1, Fig. 2)
 @torch.no_grad()
 def predict(features, model, batch, batch_size):
-    """Return predictions and cross-entropies, (N, M) each; `batch_size` rows at a time.
+    """Return predictions and cross-entropies (N, M) each; `batch_size` rows at a time.
 
-    `features(model, batch)` is an engine's forward pass.
+    `features(model, batch)` is an engine's Model.features.
     """
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
@@ -547,7 +547,7 @@ def perplexity(loss):
 
 
 def damerau_levenshtein(a, b):
-    """Return unrestricted Damerau-Levenshtein distances of a, (N, La), and b, (N, Lb): (N,).
+    """Return unrestricted Damerau-Levenshtein distances of a (N, La) and b (N, Lb): (N,).
 
     Lowrance and Wagner's algorithm, vectorised over pairs. A transposition joins the last row
     k < i with a_k = b_j and the last column l < j with b_l = a_i.

@@ -103,7 +103,7 @@ class Shakespeare(Task):
         self.text = text.decode()
         self.config["text_sha256"] = hashlib.sha256(text).hexdigest()
 
-    def rate(self, i):
+    def learning_rate(self, i):
         return self.args.lr
 
     def build(self, device):

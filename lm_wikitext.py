@@ -83,7 +83,7 @@ class WikiText(Task):
                 raise UsageError("no tokens yet: first run this command with --prepare")
             make_tokens(data, self.vocab, self.tokens)
         if self.args.prepare:
-            raise files.End(0, f"tokens in {self.tokens}")
+            raise files.Exit(0, f"tokens in {self.tokens}")
         tokens = tuple(sorted(self.tokens.glob("[a-z]*")))  # all that make_tokens wrote
         self.config |= {"text_sha256": text, "tokens_sha256": digest(tokens)}
 

@@ -45,11 +45,11 @@ class Reverse(Task):
     }
 
     def make_batch(self, rows):
-        """Make a batch from integers, (B, L): inputs, (B, 2L), and reversed targets, (B, L)."""
+        """Make a batch from integers (B, L): inputs (B, 2L) and reversed targets (B, L)."""
         return self.batch_with_commands(rows, rows.flip(1))
 
     def test_rows(self, device):
-        """Draw held-out integers, (N, L), from one stream per L, as variable_length.py does."""
+        """Draw held-out integers (N, L) from one stream per L, as variable_length.py does."""
         return super().test_rows(device, self.length)
 
 
@@ -93,7 +93,7 @@ DUP_CONTRAST = compare_encodings("dup", "none")
 
 
 def compare_vectors(control):
-    """Return contrasts of random and learned vectors with no PE, a control and PE."""
+    """Contrast random and learned vectors with no PE, a control and PE."""
     contrasts = []
     for pe in ("random", "learned"):
         pairs = (pe, "none"), (pe, control), ("sin", pe)
@@ -128,13 +128,13 @@ Reverse.figures["fig13"] = Figure(
 
 # -- Section 4.1: does more training replace PE?
 def training_budget_grid(pe="none", iterations=300_000, batch=512, **cell):
-    """Return a grid with 1x and 2x iterations, and without PE also with 2x batch size."""
+    """Return a grid of 1x and 2x iterations; without PE, also 2x batch size."""
     rows = cross(**cell, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
     return rows + cross(**cell, pe="none", iterations=iterations, batch=2 * batch)
 
 
 def compare_training(iterations, batch):
-    """Return contrasts of no PE at 2x and 1x budget, and of PE at 1x and no PE at 2x."""
+    """Return contrasts: no PE at 2x - 1x budget, PE at 1x - no PE at 2x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
     sin = none | dict(pe="sin")

@@ -223,7 +223,7 @@ class Stability(DualFrequency):
             training.train(self.trained)
             with files.lock(self.folder):
                 files.write_json(path, self.measure())
-        with files.naming(path):
+        with files.reading(path):
             for condition, values in files.read_json(path)["by_condition"].items():
                 print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
@@ -246,7 +246,7 @@ class Stability(DualFrequency):
         found = {condition: {} for condition in CONDITIONS}
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
-            with files.naming(path):
+            with files.reading(path):
                 files.require_flags(snapshot["config"], self.trained.config)
                 model.load_state_dict(snapshot["model"])
             of_pairs = stability(model, a, b, args.target)

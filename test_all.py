@@ -818,7 +818,7 @@ def test_four_signals_save_and_the_same_command_ends_bitwise_identical():
             assert "the same command without --overwrite continues" in said
             assert load_last()["iteration"] == 25
             progress = read_json(folder_in() / "progress.json")
-            assert progress["share"] == 20 / 60 and progress["duration"] > 0
+            assert progress["fraction"] == 20 / 60 and progress["duration"] > 0
             said = child_ends(75, LONG, task_with_signal(number, at="the end"))
             assert "the same command continues" in said
             finish([25, 60])
@@ -1106,7 +1106,7 @@ def test_bad_flags_are_refused_before_anything_is_created():
         refuses(words, report)
     for words in "--scale huge", "fig2 --lr x", "--scale smoke --vocab 123":
         refuses(f"{script} {words}", report)
-    assert "only 16 sequences exist" in refuses("--vocab 2 --length 4 --model gru --hidden 8")
+    assert "only 16 sequences" in refuses("--vocab 2 --length 4 --model gru --hidden 8")
     with mock.patch.object(cli, "run_many"):  # the paper's size on a CPU
         assert "scales: desk" in refuses("--all fig2")
 
@@ -1180,7 +1180,7 @@ def test_a_checkpoint_or_a_snapshot_of_another_trial_is_refused():
         ours, theirs = sorted(Path().rglob(name))
         kept = ours.read_bytes()
         shutil.copy(theirs, ours)
-        assert "seed 1 there, 0 here" in ends(2, again, Stability)
+        assert "seed 1 saved, 0 given" in ends(2, again, Stability)
         files.save(ours, {"config": 3})
         assert f"{ours} cannot be read" in ends(1, again, Stability)
         ours.write_bytes(kept)
@@ -1301,9 +1301,9 @@ def test_the_time_left_of_all_comes_from_each_trials_own_progress():
     trials = trials_of(Reverse, "fig2", "smoke", "--model", "lstm")  # four
     progress = {}
     # 100 s each; a trial without progress takes as long as the others. Two at a time
-    for trial, share, left in zip(trials, (0.2, 0.6), ("0:03:10", "0:02:40")):
+    for trial, fraction, left in zip(trials, (0.2, 0.6), ("0:03:10", "0:02:40")):
         trial.folder.mkdir(parents=True)
-        content = dict(share=share, accuracy=0.5, duration=100)
+        content = dict(fraction=fraction, accuracy=0.5, duration=100)
         (trial.folder / "progress.json").write_text(json.dumps(content))
         assert jobs.format_left(trials, progress, 2) == f", {left} left"
 

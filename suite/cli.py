@@ -114,7 +114,7 @@ def epilog_lines(task_class):
     for name, flags in task_class.scales.items():
         order = [k for k in flags_of(task_class) if k not in task_class.unused_flags]
         flags = {k: flags[k] for k in order if k in flags}
-        yield f"--scale {name}: {shlex.join(command_words(flags)) or 'the defaults above'}"
+        yield f"--scale {name}: {shlex.join(format_flags(flags)) or 'the defaults above'}"
     if "pe" not in {flag.name for flag in task_class.flags}:
         for name, encoding in common.ENCODINGS.items():
             yield f"--pe {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
@@ -130,12 +130,12 @@ def add_flag(group, flag):
     group.add_argument(option_string(flag.name), help=flag.help + shown, **options)
 
 
-def option_string(flag):
-    return f"--{flag.replace('_', '-')}"
+def option_string(name):
+    return f"--{name.replace('_', '-')}"
 
 
-def command_words(flags):
-    """Return command-line words of a trial, given {flag: value}.
+def format_flags(flags):
+    """Return the command-line arguments of a trial, given {flag: value}.
 
     True is a bare flag; None and flags that trials do not inherit from --all are omitted.
     """
@@ -167,21 +167,21 @@ def make_task(task_class, flags):
         raise UsageError("--seed accepts a range only with --list, --all and report.py")
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes the checkpoint that --evaluate needs")
-    names = {"precision"} if args.precision == "bf16" else set()  # tf32 differs by rounding
+    recorded = {"precision"} if args.precision == "bf16" else set()  # tf32 differs by rounding
     for name, flag in known.items():
         value = getattr(args, name)
         if isinstance(value, int | float) and not flag.at_least <= value < flag.below:
             bounds = f"must be at least {flag.at_least} and below {flag.below:,}"
             raise UsageError(f"{option_string(name)} {value}: {bounds}")
         if flag.affects_result and name not in task_class.unused_flags:
-            names.add(name)
+            recorded.add(name)
     defaults = paper | task_class.defaults(args)
     for name, default in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
         if name in task_class.optional_flags and getattr(args, name) == default:
-            names.remove(name)
-    config = {name: getattr(args, name) for name in sorted(names)}
+            recorded.remove(name)
+    config = {name: getattr(args, name) for name in sorted(recorded)}
     task = task_class(args, config, name_folder(task_class, args, config, defaults))
     task.check()
     return task
@@ -214,7 +214,7 @@ def trials_of_figure(task_class, given, figure):
                 continue
             for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
                 task = make_task(task_class, given | flags)
-                words = command_words(flags | given | flags)  # row flags first
+                words = format_flags(flags | given | flags)  # row flags first
                 trials.setdefault(task.folder, jobs.Trial(task, flags, words))
     trials = list(trials.values())
     if "index" in given:
@@ -242,10 +242,10 @@ def dispatch(task_class):
     trials = trials_of_figure(task_class, given, given.get("list", given.get("all")))
     if "list" in given:
         for trial in trials:
-            print(f"python {task_class.script()} {shlex.join(trial.words)}")
+            print(f"python {task_class.script()} {shlex.join(trial.argv)}")
         return 0
     if "index" in given:
-        sys.argv[1:] = trials[0].words  # recorded in result.json
+        sys.argv[1:] = trials[0].argv  # recorded in result.json
         return run_one(trials[0].task)
     for warning in cpu_warnings(trials[0].task, given):
         raise UsageError(f"{len(trials)} trials: {warning}; to force: pass --scale paper")
@@ -278,7 +278,7 @@ def run_many(task_class, given, trials):
         code = jobs.run(script, trials, first.args.jobs or len(gpus), gpus)
     report = Path(__file__).parents[1] / "report.py"
     figure = [given["all"]] if given["all"] else []
-    words = [script, *figure, *command_words(given), "--brief"]
+    words = [script, *figure, *format_flags(given), "--brief"]
     subprocess.run([sys.executable, report, *words], check=False)
     return code
 
@@ -310,7 +310,7 @@ def exit_code(name, work):
         return work()
     except UsageError as error:
         code, message = files.BAD_FLAGS, f"error: {error}"
-    except files.End as error:
+    except files.Exit as error:
         code, message = error.args
     except (OSError, UnicodeError) as error:
         code, message = files.FAILED, error

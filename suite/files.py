@@ -17,17 +17,17 @@ from suite.figures import chance
 FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE = 1, 2, 3, 73
 
 
-class End(Exception):
+class Exit(Exception):
     """An error that ends the trial; its arguments are an exit code and a one-line message."""
 
 
-class Damaged(End):
+class Corrupt(Exit):
     """A checkpoint does not match its checksum."""
 
 
 # -- Writing and reading
 def write(path, content, keep=None, durable=True):
-    """Replace `path` atomically; rename the old file to `keep`; `durable`: flush to disk."""
+    """Write `path` by renaming a temporary file; rename the old one to `keep`, if given."""
     require_lock(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -51,24 +51,24 @@ def write_json(path, content, durable=True):
     try:
         text = json.dumps(content, indent=1, allow_nan=False)
     except ValueError:
-        raise End(NOT_FINITE, f"non-finite number in {path}") from None
+        raise Exit(NOT_FINITE, f"non-finite number in {path}") from None
     write(path, f"{text}\n".encode(), durable=durable)
 
 
 @contextlib.contextmanager
-def naming(path):
+def reading(path):
     """Add the file's path to errors that its content causes."""
     try:
         yield
     except UsageError as error:
         raise UsageError(f"{path} {error} (--overwrite starts over)") from None
     except Exception as error:  # noqa: BLE001
-        raise End(FAILED, f"{path} cannot be read: {error!r}") from None
+        raise Exit(FAILED, f"{path} cannot be read: {error!r}") from None
 
 
 def read_json(path):
     """Return the dictionary in a JSON file; None if there is no such file."""
-    with naming(path), contextlib.suppress(FileNotFoundError):
+    with reading(path), contextlib.suppress(FileNotFoundError):
         content = json.loads(path.read_text())
         content.keys()  # raises unless it is a dictionary
         return content
@@ -86,8 +86,8 @@ def load(path, device):
     content = path.read_bytes()
     saved, digest = content[:-32], content[-32:]
     if hashlib.sha256(saved).digest() != digest:
-        raise Damaged(FAILED, f"{path} is damaged")
-    with naming(path):
+        raise Corrupt(FAILED, f"{path} is corrupt")
+    with reading(path):
         return torch.load(io.BytesIO(saved), map_location=device, weights_only=True)
 
 
@@ -102,7 +102,7 @@ def require_lock(path):
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / "lock")):
                     continue
-            raise End(RUNNING_ELSEWHERE, f"{folder} was deleted or renamed; nothing is saved")
+            raise Exit(RUNNING_ELSEWHERE, f"{folder} was deleted or renamed; nothing is saved")
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def lock(folder):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise End(RUNNING_ELSEWHERE, f"{folder} is in use by another process") from None
+            raise Exit(RUNNING_ELSEWHERE, f"{folder} is in use by another process") from None
         LOCKS[folder] = file
         try:
             yield
@@ -141,7 +141,7 @@ def require_flags(stored, ours):
     names = sorted(stored.keys() | ours.keys())
     differ = [name for name in names if stored.get(name) != ours.get(name)]
     if differ:
-        diff = ", ".join(f"{k} {stored.get(k)} there, {ours.get(k)} here" for k in differ)
+        diff = ", ".join(f"{k} {stored.get(k)} saved, {ours.get(k)} given" for k in differ)
         raise UsageError(f"was made with different flags or text: {diff}")
 
 
@@ -152,13 +152,13 @@ def require_trial(content, task):
 
 
 def is_finished(task):
-    """Return whether the trial has a result that no flag discards."""
+    """Return whether a result exists; False for --overwrite and --evaluate."""
     if task.args.overwrite or task.args.evaluate:
         return False
     path = task.folder / task.file
     content = read_json(path)
     if content is not None:
-        with naming(path):
+        with reading(path):
             require_trial(content, task)
     return content is not None
 
@@ -167,7 +167,7 @@ def show(task):
     """Print examples and metrics; return exit code 0."""
     path = task.folder / "result.json"
     result = read_json(path)
-    with naming(path):
+    with reading(path):
         for example in result.get("examples", []):
             show_example(**example)
         for name, value in result["metrics"].items():

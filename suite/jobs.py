@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from common import UsageError
 from suite import files, machine, stop
-from suite.files import FAILED, End
+from suite.files import FAILED, Exit
 from suite.progress import LiveLine, format_eta
 from suite.task import Task
 
@@ -25,7 +25,7 @@ class Trial(NamedTuple):
 
     task: Task
     row: dict  # its row of the figure's grid
-    words: list  # command-line words after the script
+    argv: list  # command-line arguments after the script
 
     @property
     def folder(self):
@@ -33,7 +33,7 @@ class Trial(NamedTuple):
 
 
 def run(script, trials, n_parallel, gpus):
-    """Run the unfinished trials until a signal arrives; return the largest exit code."""
+    """Run the unfinished trials, stopping at a signal; return the largest exit code."""
     waiting = [trial for trial in trials if not is_finished(trial.task)]
     free = list(itertools.islice(itertools.cycle(gpus), n_parallel))  # GPU of each slot
     count, codes, progress, line = len(waiting), [], {}, LiveLine()
@@ -82,7 +82,7 @@ def start(script, trial, n_parallel, gpu):
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     with open(trial.folder / "log.txt", "a") as log:
         return subprocess.Popen(
-            [sys.executable, script, *trial.words],
+            [sys.executable, script, *trial.argv],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -98,15 +98,15 @@ def format_left(trials, progress, n_parallel):
     """
     for trial in trials:
         path = trial.folder / "progress.json"
-        with contextlib.suppress(End), files.naming(path):  # a power cut may have damaged it
+        with contextlib.suppress(Exit), files.reading(path):  # a power cut may have damaged it
             if found := files.read_json(path):
                 progress[trial.folder] = {name: float(x) for name, x in found.items()}
     if not progress or not trials:
         return ""
     mean = statistics.mean(found["duration"] for found in progress.values())
-    unknown = dict(share=0, duration=mean)
+    unknown = dict(fraction=0, duration=mean)
     reports = [progress.get(trial.folder, unknown) for trial in trials]
-    left = sum((1 - x["share"]) * x["duration"] for x in reports)
+    left = sum((1 - x["fraction"]) * x["duration"] for x in reports)
     return f", {format_eta(left / min(n_parallel, len(trials)))}"
 
 
@@ -119,7 +119,7 @@ def format_accuracies(trials, progress):
 
 def is_finished(task):
     """Return whether a trial is finished; None on errors, which its own process reports."""
-    with contextlib.suppress(End, UsageError, OSError):
+    with contextlib.suppress(Exit, UsageError, OSError):
         return files.is_finished(task)
 
 

@@ -41,10 +41,10 @@ def seeds(text):
 
 
 def bands(text):
-    low, high = map(float, text.split(":"))
-    if not 0 <= low < high <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not FROM:TO with 0 <= FROM < TO <= 1")
-    return f"{low:g}:{high:g}"  # normalised, for the folder name
+    start, end = map(float, text.split(":"))
+    if not 0 <= start < end <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not START:END with 0 <= START < END <= 1")
+    return f"{start:g}:{end:g}"  # normalised, for the folder name
 
 
 FLAGS = [
@@ -104,7 +104,7 @@ FLAGS = [
     Flag(
         "bands",
         "0:1",
-        "FROM:TO, fraction of the sinusoid's frequencies to keep; 0: highest, 1: lowest",
+        "START:END, fraction of the sinusoid's frequencies to keep; 0: highest, 1: lowest",
         bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
@@ -137,8 +137,8 @@ class Task:
     unused_flags = ()  # names of shared flags that do not apply
     optional_flags = ()  # names of flags that are not recorded at their default
     folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> prefix of its value
-    # True: the CUDA graph also draws the batch; training_batch(i) takes a tensor i and does
-    # not synchronise. False: the batch is the graph's input; each batch shape has a graph
+    # True: the CUDA graph also draws the batch; training_batch(i) must accept a tensor
+    # and not synchronise. False: the batch is the graph's input; one graph per batch shape
     batch_in_graph = True
     file = "result.json"  # marks a finished trial
     run = None  # optional: run(self) -> exit code, instead of training
@@ -225,17 +225,17 @@ class Task:
         model.load_state_dict(files.load(self.folder / "last.pt", "cpu")["model"])
         return model
 
-    def rate(self, i):
+    def learning_rate(self, i):
         return common.learning_rate(i, self.args.lr, self.args.warmup, self.args.iterations)
 
     # -- the data
 
     def draw(self, k, shape):
-        """Draw rows, (*shape, W) integers, from the key k alone; here L integers below K."""
+        """Draw rows (*shape, W) from the key k alone; here L integers below K."""
         return common.uniform_integers(k, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
-        """Return the common.Batch of inputs and targets for rows, (B, W) integers."""
+        """Return the common.Batch of inputs and targets for rows (B, W)."""
         raise NotImplementedError
 
     def probability(self, rows):
@@ -243,12 +243,12 @@ class Task:
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
     def test_rows(self, device, *counters):
-        """Return the held-out rows, (N, W) integers, as a function of seed and counters."""
+        """Return the held-out rows (N, W) as a function of seed and counters."""
         count, stream = self.args.held_out, (self.seed, common.HELD_OUT, *counters)
         return common.distinct_rows(self.draw, count, *stream, device=device)
 
     def batch_with_commands(self, rows, targets, steps=None, mask=None):
-        """Return a batch: each row, (B, L), then L commands; `steps` defaults to the latter."""
+        """Return a batch: each row (B, L), then L commands; `steps` defaults to the latter."""
         inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
         steps = slice(self.length, None) if steps is None else steps
         return common.Batch(inputs, targets, steps, mask, commands=self.length)
@@ -289,5 +289,5 @@ class Task:
         return [dict(zip(("read", "wanted", "answered"), row)) for row in rows]
 
     def summarise(self, metrics, correct):
-        """Return the metrics to keep; `correct`, (N, M), marks correct predictions."""
+        """Add accuracy by position; `correct` (N, M) marks correct predictions."""
         return metrics | {"accuracy_by_position": correct.mean(0).tolist()}

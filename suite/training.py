@@ -14,7 +14,7 @@ import torch
 import common
 from common import UsageError
 from suite import files, graphs, machine, stop
-from suite.files import FAILED, NOT_FINITE, End
+from suite.files import FAILED, NOT_FINITE, Exit
 from suite.progress import LiveLine, format_eta
 
 
@@ -50,10 +50,10 @@ class Training:
         self.device, self.engine = device, engine
         torch.manual_seed(task.seed)
         self.model = task.model().to(device)
-        self.rate = torch.zeros((), device=device)  # Adam reads it, loop() sets it
+        self.learning_rate = torch.zeros((), device=device)  # Adam reads it, loop() sets it
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
-            lr=self.rate,
+            lr=self.learning_rate,
             betas=(self.args.beta1, self.args.beta2),
             eps=self.args.eps,
             fused=True,
@@ -61,7 +61,7 @@ class Training:
         )
         zero = torch.zeros((), dtype=torch.float64, device=device)
         self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of curve.csv
-        self.iteration, self.seconds, self.rows = 0, 0.0, []
+        self.iteration, self.seconds, self.curve = 0, 0.0, []
         self.generators = [torch, torch.cuda] if device.type == "cuda" else [torch]
         self.earlier = []  # records of earlier processes of this trial
         self.record = {
@@ -77,7 +77,7 @@ class Training:
         started = time.perf_counter() - self.seconds
         try:
             for i in range(self.iteration + 1, args.iterations + 1):
-                self.rate.fill_(self.task.rate(i))
+                self.learning_rate.fill_(self.task.learning_rate(i))
                 self.step(i)
                 self.iteration, self.seconds = i, time.perf_counter() - started
 
@@ -151,10 +151,10 @@ class Training:
             try:
                 if path.exists():
                     saved = files.load(path, self.device)
-                    with files.naming(path):
+                    with files.reading(path):
                         self.set_state(saved)
                     return
-            except files.Damaged as damaged:
+            except files.Corrupt as damaged:
                 print(f"{damaged.args[1]} and ignored", file=sys.stderr)
                 if not self.args.evaluate:
                     path.unlink()  # else the next save would keep it as previous.pt
@@ -172,7 +172,7 @@ class Training:
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
-        self.rows, self.earlier = saved["rows"], saved["processes"]
+        self.curve, self.earlier = saved["rows"], saved["processes"]
         for generator, state in zip(self.generators, saved["rng_states"]):
             generator.set_rng_state(state.cpu())
 
@@ -183,16 +183,16 @@ class Training:
             "iteration": self.iteration,
             "seconds": self.seconds,
             "sums": self.sums,
-            "rows": self.rows,
+            "rows": self.curve,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng_states": [generator.get_rng_state() for generator in self.generators],
             "processes": [*self.earlier, self.record | {"until": self.iteration}],
         }
-        curve = "iteration,loss,accuracy,learning_rate,seconds\n"
-        for row in self.rows:
-            curve += f"{','.join(map(str, row))}\n"
-        files.write(self.folder / "curve.csv", curve.encode())
+        text = "iteration,loss,accuracy,learning_rate,seconds\n"
+        for row in self.curve:
+            text += f"{','.join(map(str, row))}\n"
+        files.write(self.folder / "curve.csv", text.encode())
         files.save(self.folder / "last.pt", content, keep=self.folder / "previous.pt")
 
     def save_snapshot(self):
@@ -204,7 +204,7 @@ class Training:
         numbers = [*self.sums.values(), *self.model.parameters()]
         if not torch.stack([x.isfinite().all() for x in numbers]).all():
             kept = "the last checkpoint is kept"
-            raise End(NOT_FINITE, f"training diverged by iteration {self.iteration}; {kept}")
+            raise Exit(NOT_FINITE, f"training diverged by iteration {self.iteration}; {kept}")
 
     def log(self):
         """Add means since the last row to the curve; write progress.json, which --all reads."""
@@ -212,15 +212,15 @@ class Training:
         loss, accuracy = self.means()
         for x in self.sums.values():
             x.zero_()
-        rate = self.task.rate(self.iteration)
-        self.rows.append([self.iteration, loss, accuracy, rate, round(self.seconds, 3)])
-        share = self.iteration / self.args.iterations
-        progress = dict(share=share, accuracy=accuracy, duration=self.seconds / share)
+        lr = self.task.learning_rate(self.iteration)
+        self.curve.append([self.iteration, loss, accuracy, lr, round(self.seconds, 3)])
+        fraction = self.iteration / self.args.iterations
+        progress = dict(fraction=fraction, accuracy=accuracy, duration=self.seconds / fraction)
         files.write_json(self.folder / "progress.json", progress, durable=False)
 
     def means(self):
         """Return mean loss and accuracy since the last row of curve.csv."""
-        start = self.rows[-1][0] if self.rows else 0
+        start = self.curve[-1][0] if self.curve else 0
         return [x.item() / (self.iteration - start) for x in self.sums.values()]
 
     def format_progress(self):
@@ -234,7 +234,7 @@ class Training:
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
         if self.iteration < self.args.iterations:  # --evaluate with a damaged last.pt
-            raise End(FAILED, f"{self.folder} has no checkpoint of its last iteration")
+            raise Exit(FAILED, f"{self.folder} has no checkpoint of its last iteration")
         self.model.eval()
         record, earlier = self.record, self.earlier
         if self.args.evaluate:  # keep the provenance of training
