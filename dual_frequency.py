@@ -88,9 +88,9 @@ class DualFrequency(Reverse):
             return uniform_integers(k, (*shape, self.length), half)
 
         chunks = {}  # the rows of each pattern, `repeats` at a time
-        for number, pattern in enumerate(dict.fromkeys(patterns)):
+        for index, pattern in enumerate(dict.fromkeys(patterns)):
             count = repeats * patterns.count(pattern)
-            rows = distinct_rows(draw, count, self.seed, HELD_OUT, number, device=device)
+            rows = distinct_rows(draw, count, self.seed, HELD_OUT, index, device=device)
             rows += half * torch.tensor(pattern, device=device)
             chunks[pattern] = iter(rows.split(repeats))
         return torch.cat([next(chunks[pattern]) for pattern in patterns])
@@ -98,13 +98,13 @@ class DualFrequency(Reverse):
     def test_batch(self):
         rows = self.held_out.rows
         repeats = len(rows) // len(self.patterns())
-        number = torch.arange(len(rows), device=rows.device)[:, None]
-        position = number // repeats % self.length  # of the target, (N, 1)
+        index = torch.arange(len(rows), device=rows.device)[:, None]
+        position = index // repeats % self.length  # of the target, (N, 1)
         steps = 2 * self.length - 1 - position  # when the target is retrieved
         return self.batch_with_commands(rows, rows.gather(1, position), steps)
 
     def summarise(self, metrics, correct):
-        """Keep no sequence accuracy or edit distance: each row has one target."""
+        """Drop sequence accuracy and edit distance: each row has one target."""
         by_condition = correct.reshape(4, self.length, -1).mean(2)  # (4, L)
         return {
             "token_accuracy": metrics["token_accuracy"],

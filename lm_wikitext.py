@@ -11,7 +11,7 @@ The paper's negative result: expect no gain in test perplexity from PE.
 The text has a paragraph per line; blank lines and headings, which begin with " =", are
 dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack
 it in data/. SentencePiece's unigram model learns K pieces from the training split, with
-default settings but no limit on line length. There is no begin or end token: a paragraph of one
+default settings but no limit on line length. There is no BOS or EOS token: a paragraph of one
 piece has no target and is left out. Rare characters, and the < and > of a "<unk>", become
 the unknown piece, which is read but not scored.
 """
@@ -37,7 +37,7 @@ from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
 NAMES = "wiki.{train,valid,test}.raw"
-UNKNOWN = 0  # the unknown piece, as SentencePiece numbers it
+UNKNOWN = 0  # SentencePiece's unk_id
 STEPS, PARTS = 64, 16  # padding granularity, see pad_to_few_sizes
 
 
@@ -100,7 +100,7 @@ class WikiText(Task):
         return model
 
     def paragraphs_of_batch(self, i):
-        """Return batch i's paragraphs (B,); a batch may span two or more epochs."""
+        """Return the indices of batch i's paragraphs (B,); a batch may span epochs."""
         count = len(self.splits["train"].starts)
         indices = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
         return np.array([permutation(self.seed, epoch, count)[n] for epoch, n in indices])
@@ -203,7 +203,7 @@ WikiText.figures["fig15"] = Figure(
 )
 
 
-# -- Batches and the forward pass
+# -- Batches
 def pack(split, chosen):
     """Pack the chosen paragraphs of a split into a batch of N (piece, next piece) pairs.
 
@@ -229,7 +229,7 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     All paragraphs get the same number of steps: a multiple of STEPS, or `max_steps`. The
     number of targets is rounded up to a multiple of a PARTS-th of T B. Padding
     follows a paragraph's end or has an unknown target, and thus changes no result. It
-    cycles through all pieces: gradients of a single repeated piece add up slowly.
+    cycles through all pieces: adding the gradients of one repeated piece is slow.
     """
     paragraphs, pairs = batch.sizes[0], len(batch.inputs)
     time = min(max_steps, math.ceil(len(batch.sizes) / STEPS) * STEPS)
@@ -305,7 +305,7 @@ def make_tokens(data, vocab, folder):
 
 
 class Split:
-    """Hold a split's tokens, and its paragraphs that have at least one target."""
+    """A split's tokens, and the starts and lengths of its paragraphs with a target."""
 
     def __init__(self, folder, name, length):
         ends = np.fromfile(folder / f"{name}.ends", "<i8")

@@ -9,7 +9,7 @@
                            orthogonal.
 
 Evaluates all snapshots of a dual_frequency.py trial and writes stability.json beside its
-result.json. Letters: P pairs, S sequences, T steps up to the answer, D outputs, H hidden size,
+result.json. Shapes: P pairs, S sequences, T steps up to the answer, D outputs, H hidden size,
 K vocabulary, G gate inputs.
 """
 
@@ -66,12 +66,12 @@ def stability(model, a, b, target, chunk_size=64):
     similarity = s4d_similarity if s4d else recurrent_similarity
     # The layer's input is table[token] + by_step[step]: (K+1, G), (T, G)
     table, by_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
-    found = []
+    similarities = []
     for part in zip(a.split(chunk_size), b.split(chunk_size)):
         rows = torch.cat(part)  # (S, T), first all A, then all B
         inputs = table[rows.T] + by_step[:, None]  # (T, S, G)
-        found.append(similarity(model.layer, inputs, target))
-    return torch.cat(found)
+        similarities.append(similarity(model.layer, inputs, target))
+    return torch.cat(similarities)
 
 
 def weighted_cosine(inner):
@@ -81,17 +81,17 @@ def weighted_cosine(inner):
     return (ab.sum(-1) / total.clamp(min=torch.finfo(total.dtype).tiny)).clamp(-1, 1)
 
 
-# -- GRU and LSTM: product of step Jacobians, from the answered step to the target
+# -- GRU and LSTM: product of step Jacobians, from the output step to the target
 def recurrent_similarity(layer, inputs, target):
     """Return GRU or LSTM stability (P,) from gate inputs (T, S, G)."""
     cell, weight, bias = recurrent_parameters(layer)
     sequences, H = inputs.shape[1], layer.hidden_size
     parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
     state = inputs.new_zeros(parts, sequences, H)
-    grads = []  # per step: those of new c and h w.r.t. the product and old c or h
+    grads = []  # per step, of each new part w.r.t. the product and state[0]
     for x in inputs:
         product = F.linear(state[-1], weight)
-        # Given the product, a step is elementwise, so one gradient of the sum has them all
+        # Given the product, a step is elementwise: the sum's gradient holds all derivatives
         with torch.enable_grad():
             old = product.requires_grad_(), state[0].requires_grad_()
             new = cell.compute(*cell.gates(x, product, bias), old[1])[-parts:]
@@ -100,8 +100,8 @@ def recurrent_similarity(layer, inputs, target):
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
     J = inputs.new_zeros(parts, sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
     J[-1] = torch.eye(H)
-    for steps, of_step in enumerate(reversed(grads[target:]), 1):
-        J = chain_step(J, of_step, weight)
+    for steps, step_grads in enumerate(reversed(grads[target:]), 1):
+        J = chain_step(J, step_grads, weight)
         if steps % 8 == 0:
             J = rescale(J)
     halves = rescale(J).chunk(2, 1)  # A's and B's, (parts, P, D, H)
@@ -115,12 +115,12 @@ def recurrent_similarity(layer, inputs, target):
 def chain_step(J, grads, weight):
     """d h_out / d (new state) -> d h_out / d (old state)"""
     back, H = torch.zeros_like(J), J.shape[-1]
-    for part, (by_product, by_state) in zip(J, grads):
+    for part, (d_product, d_state) in zip(J, grads):
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(grad) W
-        for grad, W in zip(by_product.split(H, 1), weight.split(H)):
+        for grad, W in zip(d_product.split(H, 1), weight.split(H)):
             M.addcmul_(grad[:, :, None], W)
         back[-1].baddbmm_(part, M)  # only h is multiplied by W
-        back[0].addcmul_(part, by_state[:, None])
+        back[0].addcmul_(part, d_state[:, None])
     return back
 
 
@@ -133,16 +133,16 @@ def rescale(J):
     return J / largest.clamp(min=torch.finfo(J.dtype).tiny)
 
 
-# -- S4D: a linear recurrence, so sequences differ only in the answered step's nonlinearity
+# -- S4D: a linear recurrence, so Jacobians differ only in the output step's nonlinearity
 def s4d_similarity(layer, inputs, target):
     """Return (P,) for S4D: J[i, (h, n)] = M[i, h] w[h, n], where all sequences share w.
 
     M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input, and p and q
-    are d/da and d/db of a sigmoid(b), with a = W gelu(y) and b = V gelu(y).
+    are d/da and d/db of a sigmoid(b), with [a, b] = mix(gelu(y)); W and V are mix's halves.
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
-    # (S, H) at the answered step; float32 derivatives would underflow
+    # (S, H) at the output step; float32 derivatives would underflow
     y = (y + layer.D * inputs[-1]).double()
     weight, bias = layer.mix.weight.double(), layer.mix.bias.double()
     W, V = weight.chunk(2)  # (D, H)
@@ -208,14 +208,14 @@ class Stability(DualFrequency):
         if a.pairs % len(CONDITIONS):
             raise UsageError(f"--pairs {a.pairs} is not a multiple of 4, for 4 conditions")
         if not common.ENCODINGS[a.pe].fast:
-            raise UsageError(f"--pe {a.pe} overrides `join`, unsupported here")
+            raise UsageError(f"--pe {a.pe} is not supported here")
         if not 0 < a.snapshot_every <= a.iterations:
             raise UsageError(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
         if a.target > self.length:
             raise UsageError(f"--target {a.target} is outside the input, 1 to {self.length}")
 
     def run(self):
-        """Train if needed, evaluate unless done, and print stability.json."""
+        """Train with --train, evaluate unless done, and print the last stabilities."""
         path = self.folder / self.file
         if not files.is_finished(self):
             if not self.args.train and not files.is_finished(self.trained):
@@ -249,8 +249,8 @@ class Stability(DualFrequency):
             with files.reading(path):
                 files.require_flags(snapshot["config"], self.trained.config)
                 model.load_state_dict(snapshot["model"])
-            of_pairs = stability(model, a, b, args.target)
-            means = of_pairs.view(len(CONDITIONS), -1).mean(1).tolist()
+            per_pair = stability(model, a, b, args.target)
+            means = per_pair.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
                 found[condition][iteration] = mean
             print(f"snapshot {iteration}:", *[f"{mean:.4f}" for mean in means])
@@ -270,14 +270,14 @@ def over_snapshots(result, conditions):
 
 
 def gaps(result):
-    """Return Frequent - Rare disturbants at each snapshot."""
+    """Return the gap in stability, Frequent - Rare disturbants, at each snapshot."""
     return over_snapshots(result, AMONG_FREQUENT) - over_snapshots(result, AMONG_RARE)
 
 
 def gap_at_first(result):
     """Return the first snapshot's gap minus the mean over all."""
-    found = gaps(result)
-    return found[0] - found.mean()
+    by_snapshot = gaps(result)
+    return by_snapshot[0] - by_snapshot.mean()
 
 
 def by_iteration(result):

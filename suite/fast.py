@@ -1,6 +1,6 @@
 """--engine fast: common.py's models, computed faster; equal up to rounding (tested).
 
-Inputs are projected once per token and per time step, not per row: a layer's input is
+Tokens and time steps are projected separately, once each: a layer's input is
 table[token] + by_step[t]. GRU and LSTM use rnn_kernels.py. S4D convolves only at target
 steps, and convolves inputs shared by all rows only once.
 """
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import common
-from suite.graphs import pointwise
+from suite.graphs import maybe_compile
 from suite.rnn_kernels import RecurrentScan, recurrent_parameters
 
 LAYERS = common.GRU, common.LSTM, common.S4D  # supported by this engine
@@ -70,7 +70,7 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
     u = (u + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
     shared = by_step[n:stop].T[..., None]  # (H, stop - n, 1): all rows share these inputs
 
-    rows, columns = pointwise(kernel_tables, compiled)(layer, stop)
+    rows, columns = maybe_compile(kernel_tables, compiled)(layer, stop)
     kernel = layer.kernel_from_tables(rows, columns, stop)
     response = F.pad(kernel.flip(1), (0, stop - start - 1))
     toeplitz = response.unfold(1, n, 1)[:, : stop - start]  # (H, M, n), last step first

@@ -8,8 +8,8 @@ import torch
 
 # -- Compiling
 @functools.cache
-def pointwise(function, compiled):
-    """Return a pointwise function, compiled on request: first for one shape, then for all."""
+def maybe_compile(function, compiled):
+    """Return the function, compiled on request: first for static shapes, then dynamic."""
     if not compiled:
         return function
     torch._dynamo.config.recompile_limit = 64
@@ -40,7 +40,7 @@ def capture(step, state, pool):
         for x in state():
             if x in before:
                 x.copy_(before[x])
-            else:  # an Adam moment, created in the first step
+            else:  # Adam state, created in the first step
                 x.zero_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
@@ -51,7 +51,7 @@ def capture(step, state, pool):
 def replayed(step, state):
     """Return a function that replays step(inputs) as a CUDA graph, one for each input shape.
 
-    Later inputs of a shape are copied into its first ones before the replay. All graphs share
+    Before a replay, inputs are copied into the first ones of their shape. All graphs share
     a memory pool, as none keeps data in it between iterations.
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()

@@ -81,7 +81,7 @@ def onednn_is_exact():
 
 
 def choose_engine(args, device):
-    """Return the engine, which depends only on flags and device: a resumed trial keeps it."""
+    """Return the engine, which depends only on flags and machine: a resumed trial keeps it."""
     cuda, name = device.type == "cuda", args.engine
     if name != "torch":
         layer, encoding = common.LAYERS[args.model], common.ENCODINGS[args.pe]
@@ -117,8 +117,10 @@ def prepare(engine, device, hidden=512):
 
 
 def is_out_of_memory(error):
-    """Return whether memory ran out, by the messages of an error and of those that led to it:
-    not all are torch.OutOfMemoryError, and graph capture raises another error on top."""
+    """Return whether an error or its context reports that memory ran out.
+
+    Not all such errors are torch.OutOfMemoryError, and graph capture raises another on top.
+    """
     phrases = "not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED"
     found = isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
     return found or (error is not None and is_out_of_memory(error.__context__))

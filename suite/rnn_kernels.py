@@ -8,7 +8,7 @@ Rows are packed as in torch's PackedSequence: those of step 0, then those of ste
 their sum. The initial state is zero.
 
     table (R, G)   each token's part of the gate pre-activations (G = 4H; GRU: 3H)
-    by_step (T, G) each time step's part: positional encoding and bias
+    by_step (T, G) each time step's part: positional encoding, bias, command
     tokens (n,)    table indices of the first n rows; later rows read by_step alone
     gates (N, 4H)  pre-activations: i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRU.compute)
     state (N, H)   c of the LSTM or h of the GRU, in the weights' precision
@@ -20,20 +20,20 @@ from itertools import accumulate
 
 import torch
 
-from suite.graphs import pointwise
+from suite.graphs import maybe_compile
 
 
 def on_cpu(x):
     return x.is_cpu
 
 
-# -- One step without its matmul. `gates` and `compute` are as in torch.nn, on CUDA and for
-# stability.py.
+# -- One step without its matmul. CUDA and stability.py use `gates` and `compute`,
+# which follow torch.nn.
 #
 # On a CPU, steps are in place. `columns` are the four gates. They hold pre-activations, then
 # activations, and after the backward step pre-activation gradients.
-# torch's tanh is slow on some CPUs: tanh(x) = 1 - 2 sigmoid(-2x). The terms of x are
-# multiplied by -2 before the scan, which is exact.
+# torch's tanh is slow on some CPUs: we compute 1 - 2 sigmoid(-2x). All terms of x but the
+# GRU's r q are multiplied by -2 before the scan, which is exact.
 ZERO = torch.zeros(())
 ONE = torch.ones(())
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -54,7 +54,7 @@ class LSTM:
 
     @staticmethod
     def step_in_place(columns, prev, state, gates, h, u):
-        """Store s and u in place of g = 1 - 2s and tanh(c) = 1 - 2u."""
+        """Store s and u instead of g = 1 - 2s and tanh(c) = 1 - 2u."""
         gates.sigmoid_()
         i, f, s, o = columns
         torch.mul(f, prev, out=state)
@@ -63,11 +63,11 @@ class LSTM:
         torch.addcmul(o, o, u, value=-2, out=h)  # h = o tanh(c)
 
     @staticmethod
-    def backward_in_place(columns, prev, d_h, d_state, d_out, d_columns, gates, u, d_gates):
+    def backward_in_place(columns, prev, d_h, d_state, d_out, d_columns, gates, u, scratch):
         """Overwrite the gates with their pre-activation gradients.
 
         tanh(x) = 1 - 2s has derivative 4s(1 - s): sigmoid_backward lacks the factor 4.
-        `d_columns` are those of `d_gates`, scratch memory.
+        `d_columns` are views of `scratch`.
         """
         i, f, s, o = columns
         d_i, d_f, d_s, d_o = d_columns
@@ -79,7 +79,7 @@ class LSTM:
         torch.addcmul(ZERO, d_state, i, value=4, out=d_s)  # 4 d_c i
         torch.addcmul(d_h, d_h, u, value=-2, out=d_o)  # d_h tanh(c)
         d_state.mul_(f)  # d_c_prev
-        sigmoid_backward(d_gates, gates, grad_input=gates)  # through all four sigmoids
+        sigmoid_backward(scratch, gates, grad_input=gates)  # through all four sigmoids
 
 
 class GRU:
@@ -150,7 +150,7 @@ def backward_step(cell, columns, prev, d_h, d_state, d_out, d_columns):
 
 # -- The scan: lists of views, one for each step, and the loop over steps
 def first_rows(x, sizes):
-    """Return x[:n] for each step's n; reuse views, which cost as much as an operator."""
+    """Return x[:n] for each step's n; reuse views, whose creation costs an operator."""
     views = {n: x[:n] for n in set(sizes)}
     return [views[n] for n in sizes]
 
@@ -171,7 +171,7 @@ def previous_states(state, sizes):
 
 
 def fill_gates(table, by_step, tokens, sizes, weight, bias):
-    """Return gates (N, 4H) without W h_prev, and W.T (LSTM: scaled)."""
+    """Return the scaled gates (N, 4H) without W h_prev, and W.T (LSTM: scaled)."""
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # inputs of tanh
@@ -187,7 +187,7 @@ def fill_gates(table, by_step, tokens, sizes, weight, bias):
     inputs[n:] = by_step[n:]
     recurrent = weight.T.contiguous()
     if G == 4 * H:
-        recurrent = recurrent * scale  # not in place: it may be the parameter
+        recurrent = recurrent * scale  # not in place: it may alias the parameter
     else:
         gates[:, :, :H] = bias
     return gates.flatten(0, 1), recurrent
@@ -218,9 +218,9 @@ class RecurrentScan(torch.autograd.Function):
         else:
             gates, recurrent = table.new_empty(N, 4 * H), matmul_weight.T
             products = first_rows(table.new_zeros(sizes[0], G), sizes)
-            step = partial(pointwise(forward_step, compiled), cell, table, bias)
-            tokens_of = tokens.tensor_split([*accumulate(sizes[:-1])])
-            views = [products, by_step, tokens_of, h.split(sizes)]
+            step = partial(maybe_compile(forward_step, compiled), cell, table, bias)
+            step_tokens = tokens.tensor_split([*accumulate(sizes[:-1])])
+            views = [products, by_step, step_tokens, h.split(sizes)]
         columns, prev = split_gates(gates, sizes), previous_states(state, sizes)
         h_prev = previous_rows(h, sizes)
         for t, arguments in enumerate(zip(columns, prev, state.split(sizes), *views)):
@@ -248,8 +248,8 @@ class RecurrentScan(torch.autograd.Function):
             if cell is LSTM:
                 views = [gates.split(sizes), u.split(sizes), first_rows(scratch, sizes)]
         else:
-            d_gates = torch.empty_like(gates)  # compiled steps must not alias arguments
-            step = partial(pointwise(backward_step, compiled), cell)
+            d_gates = torch.empty_like(gates)  # a compiled step's arguments must not alias
+            step = partial(maybe_compile(backward_step, compiled), cell)
             d_columns = split_gates(d_gates, sizes)
         d_products = d_gates[:, :G].split(sizes)
         steps = zip(columns, prev, d_h, d_state, d_out.split(sizes), d_columns, *views)

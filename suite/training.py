@@ -104,7 +104,7 @@ class Training:
 
     def train_on(self, batch):
         """Take a training step without host-device synchronisation, as CUDA graphs require."""
-        score = graphs.pointwise(common.score, self.engine.compiled)
+        score = graphs.maybe_compile(common.score, self.engine.compiled)
         loss, accuracy = common.train_step(
             self.model, self.engine.features, batch, self.optimizer, self.args.clip, score
         )
