@@ -1591,7 +1591,7 @@ def test_the_readmes_claims_have_numbers_of_their_figures_in_results():
     rows = README.partition("## The paper's claims")[2].split("\n|")[3:]
     assert len(rows) == 10
     for row in rows:
-        claim, _, here, *_ = re.sub(r"2x|95%|WikiText-2", "", row).split("|")
+        claim, _, here, *_ = re.sub(r"\dx|95%|WikiText-2", "", row).split("|")
         names = "|".join(re.findall(r"\d[\d.]*", claim.partition(":")[0]))
         figures = re.compile(rf"\S+ (fig|section|table)({names})\b")
         text = "".join(filter(figures.match, sections))
