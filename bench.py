@@ -3,12 +3,12 @@
     python bench.py                                       # paper and desk sizes
     python bench.py --only lstm-sin-256 --precision fp32  # one; other flags as in reverse.py
 
-plain: idiomatic torch.nn code: readout at the answered steps only, cross-entropy, clipping,
+plain: idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping,
 Adam, in the same precision (TF32 for bf16). torch: this suite with --engine torch. suite: its
 default engine. torch and suite include drawing batches. The three alternate in one process.
 On a CPU, models below 256 units use one thread.
 
-Then prints the training hours that each figure of the paper needs on this device.
+With default sizes, it also estimates the training hours of each figure of the paper.
 """
 
 from suite import cli, files, machine  # isort: skip # before PyTorch
@@ -35,7 +35,7 @@ from suite.tables import align
 from suite.training import Training
 from variable_length import VariableLength
 
-PAPER_TASKS = [  # trained for its figures
+PAPER_TASKS = [  # all but Stability
     Reverse,
     DualFrequency,
     VariableLength,
@@ -61,7 +61,7 @@ REPEATS = 5  # timings of each step
 COLUMNS = "plain", "torch", "suite"
 COST_NOTE = """\
 Assumes one trial at a time, with time proportional to steps and batch size. Other K: the time
-at the model's nearest measured K, adjusted by the LSTM's cost per integer. Language-model
+at the model's nearest measured K, adjusted by the LSTM's slope in K. Language-model
 paragraphs count as 1,024 steps, the maximum. Excludes held-out tests and stability.
 """
 
@@ -140,15 +140,15 @@ def hours(task, times):
     """Estimate a trial's hours from {model: {K: milliseconds per sequence of L = 64}}."""
     args, known, lstm = task.args, times[task.args.model], times["lstm"]
     nearest = min(known, key=lambda k: abs(math.log(k / args.vocab)))
-    few, many = min(lstm), max(lstm)
-    ms_per_integer = (lstm[many] - lstm[few]) / (many - few)
-    sequence_ms = known[nearest] + ms_per_integer * (args.vocab - nearest)
+    low, high = min(lstm), max(lstm)
+    slope = (lstm[high] - lstm[low]) / (high - low)
+    sequence_ms = known[nearest] + slope * (args.vocab - nearest)
     sequences = args.batch * args.iterations * task.positions() / (2 * 64)
     return sequences * sequence_ms / 3_600_000
 
 
 def costs(content):
-    """Yield lines with each paper figure's cost, if what they need was timed."""
+    """Yield lines with each paper figure's cost, if all `needed` were timed."""
     needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
     if not needed <= content["configurations"].keys():
         return

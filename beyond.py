@@ -118,7 +118,7 @@ class Beyond(Reverse):
 
 
 def add_figure(name, title, rows, **options):
-    """Add a figure at desk scale, the only one here."""
+    """Add a figure; all here are at desk scale."""
     Beyond.figures[name] = Figure(title, {"desk": rows}, **options)
 
 
@@ -137,7 +137,7 @@ add_figure(
     + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **LONGER),
     contrasts=[
         Contrast(
-            "K = 16: PE's gain with 1 block - with 2",
+            "K = 16: PE's gain with 1 block minus with 2",
             [dict(pe="sin", vocab=16, blocks=1), dict(pe="none", vocab=16, blocks=2)],
             [dict(pe="none", vocab=16, blocks=1), dict(pe="sin", vocab=16, blocks=2)],
         )
@@ -166,7 +166,7 @@ add_figure(
     "Paper-size GRU, early in training",
     cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=WITH_EDITS,
-    picture=False,
+    plot=False,
 )
 FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
@@ -223,7 +223,7 @@ for model, cell in CELLS.items():
     flags["seed"] = cell.seeds
     long_rows += cross(**flags, pe="none", lr=none_lr, iterations=budgets)
     long_rows += cross(**flags, pe="sin", lr=sin_lr, iterations=budgets)
-    # The control has the longest budget alone
+    # The control has only the longest budget
     long_rows += cross(**flags, pe="constant", lr=none_lr, iterations=budgets[-1])
     longest = dict(model=model, vocab=cell.vocab, iterations=budgets[-1])
     long_claims.append(Claim(FAMILY, "token accuracy", longest))
@@ -232,7 +232,7 @@ for model, cell in CELLS.items():
     none = dict(model=model, pe="none")
     budget_contrasts.append(
         Contrast(  # of the two longest budgets
-            f"{model.upper()}, no PE: {last}x - {before}x budget (paired)",
+            f"{model.upper()}, no PE: {last}x minus {before}x budget (paired)",
             none | dict(iterations=budgets[-1]),
             none | dict(iterations=budgets[-2]),
             paired=True,
@@ -245,8 +245,8 @@ add_figure(
     "fig2-rates",
     "Learning rates, seed 100",
     rate_rows,
-    picture=False,
-    note="fig2-end uses the best learning rates; the control uses no PE's.",
+    plot=False,
+    note="fig2-end uses the best learning rates; the control, those without PE.",
 )
 add_figure(
     "fig2-end",
@@ -263,7 +263,7 @@ add_figure(
     "GRU, 4x training budget, no PE and control at half the learning rate (post hoc)",
     GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
-    picture=False,
+    plot=False,
 )
 
 # -- Longer training, with learning rates tuned for it: 4x (LSTM) and 16x (S4D)
@@ -273,7 +273,7 @@ add_figure(
     "long-equal",
     "GRU, 4x training budget, equal learning rates",
     GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=3e-3),
-    picture=False,
+    plot=False,
 )
 add_figure(
     "long-rates",
@@ -281,7 +281,7 @@ add_figure(
     cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3])
     + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3])
     + cross(**LONG_S4D, pe=BOTH, lr=[1e-2, 2e-2]),
-    picture=False,
+    plot=False,
 )
 
 if __name__ == "__main__":

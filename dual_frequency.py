@@ -25,7 +25,7 @@ from common import (
     uniform_integers,
 )
 from reverse import FRESH_SEEDS, Reverse
-from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_of
+from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_model
 
 FREQUENCIES = "frequent", "rare"
 CONDITIONS = ["frequent/frequent", "frequent/rare", "rare/frequent", "rare/rare"]
@@ -154,7 +154,7 @@ def quarter_gap(result):
 def by_position(result):
     """Yield accuracy over the target's position, one curve per condition."""
     for condition, values in result.metrics["by_condition"].items():
-        panel = f"{name_of(result.flags['model'])}, {condition}"
+        panel = f"{name_model(result.flags['model'])}, {condition}"
         yield panel, result.flags["pe"], dict(enumerate(values, 1))
 
 

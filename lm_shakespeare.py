@@ -197,7 +197,7 @@ Shakespeare.figures["sizes"] = Figure(
         + cross(**ROTARY, **BEST["paper"], context=[128, 256, 512]),
     },
     metrics=PERPLEXITY,
-    picture=False,
+    plot=False,
 )
 
 
@@ -222,7 +222,7 @@ Shakespeare.figures["table2"] = Figure(
         )
         for measure in ("validation perplexity", "nats per character")
     ],
-    picture=False,
+    plot=False,
     note="Charles & Lau, unequal models: characters 4.80, words 310.27, byte pairs 14.64.",
 )
 

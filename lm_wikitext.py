@@ -32,7 +32,7 @@ from torch.nn.utils import rnn
 
 import common
 from common import Batch, UsageError, select
-from suite.figures import BOTH, Figure, cross, name_of
+from suite.figures import BOTH, Figure, cross, name_model
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
@@ -179,7 +179,7 @@ def early_perplexity(result):
 
 def curve(result):
     points = dict(zip(result.curve["iteration"], np.exp(result.curve["loss"])))
-    yield name_of(result.flags["model"]), result.flags["pe"], points
+    yield name_model(result.flags["model"]), result.flags["pe"], points
 
 
 WikiText.figures["table1"] = Figure(
@@ -189,7 +189,7 @@ WikiText.figures["table1"] = Figure(
         "test perplexity": "test_perplexity",
         "test perplexity with unknown targets": "test_perplexity_with_unknown",
     },
-    picture=False,
+    plot=False,
     note="Paper, at its size (minimum, mean, maximum): "
     "no PE 36.83, 37.77, 38.92; PE 38.07, 38.54, 38.89.",
 )

@@ -28,7 +28,7 @@ from suite.figures import (
     Contrast,
     Figure,
     cross,
-    name_of,
+    name_model,
 )
 from suite.task import Flag
 
@@ -78,26 +78,26 @@ def desk_grid():
 
 
 def log_error(result):
-    """Return log error, where zero counts as half an answer."""
-    answers = result.config["held_out"] * result.config["length"]
-    return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / answers))
+    """Return log error, where zero counts as half a token."""
+    tokens = result.config["held_out"] * result.config["length"]
+    return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / tokens))
 
 
 def compare_codes(measure=""):
-    """Yield R1 (no PE: 256 codes are harder than K = M) and R2 (PE's gain is larger)."""
+    """Yield R1 (no PE: K = M minus 256 codes) and R2 (PE's gain: 256 codes minus K = M)."""
     none, sin = dict(pe="none"), dict(pe="sin")
     for model, M in MEANINGS.items():
         plain = dict(model=model, vocab=M)
         codes = dict(model=model, vocab=256, meanings=M)
-        name = f"{name_of(model)} {measure}".strip()
+        name = f"{name_model(model)} {measure}".strip()
         yield Contrast(
-            f"{name}: R1, no PE, K = {M} - 256 codes",
+            f"{name}: R1, no PE, K = {M} minus 256 codes",
             plain | none,
             codes | none,
             measure=measure,
         )
         yield Contrast(
-            f"{name}: R2, PE's gain, 256 codes - K = {M}",
+            f"{name}: R2, PE's gain, 256 codes minus K = {M}",
             [codes | sin, plain | none],
             [codes | none, plain | sin],
             measure=measure,
@@ -110,11 +110,11 @@ def compare_sizes():
         for pe in BOTH:
             small = dict(model=model, pe=pe, vocab=16)
             large = small | dict(vocab=256)
-            name = f"{name_of(model)}, {ENCODING_NAMES[pe]}:"
+            name = f"{name_model(model)}, {ENCODING_NAMES[pe]}:"
             if pe == "sin":  # no PE: already R1
                 codes = large | dict(meanings=16)
-                yield Contrast(f"{name} K = 16 - 256 codes", small, codes)
-            yield Contrast(f"{name} K = 16 - K = 256", small, large)
+                yield Contrast(f"{name} K = 16 minus 256 codes", small, codes)
+            yield Contrast(f"{name} K = 16 minus K = 256", small, large)
 
 
 FAMILY = "Vocabulary size or rarity"

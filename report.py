@@ -1,7 +1,7 @@
 """Tables and plots of finished trials.
 
     python report.py                                   # all figures
-    python report.py reverse.py fig2                   # one figure; without FIGURE, all
+    python report.py reverse.py fig2                   # one figure; without fig2: all
     python report.py reverse.py --scale desk --out results
     python report.py runs                              # CSV of all finished trials in a folder
     python report.py --write RESULTS.md --out results  # update the page and results/trials.csv
@@ -87,8 +87,8 @@ def make_result(trial, content, figure):
             if "accuracy" in label and not 0 <= x <= 1:
                 raise ValueError(f"{label} {x}")
     with contextlib.suppress(KeyError):
-        for panel, line, points in figure.curves(result) if figure.curves else ():
-            lines.append((clean(panel), line, {x: finite(y) for x, y in points.items()}))
+        for panel, encoding, points in figure.curves(result) if figure.curves else ():
+            lines.append((clean(panel), encoding, {x: finite(y) for x, y in points.items()}))
     return result._replace(values=values, lines=lines)
 
 
@@ -129,10 +129,12 @@ def describe_provenance(finished):
     def distinct(name, length=40):
         return ", ".join(sorted({clean(p.get(name))[:length] for p in processes}))
 
-    made = f"{distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}"
+    provenance = (
+        f"{distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}"
+    )
     if n_dirty:
-        made += f" with local changes ({n_dirty} of {len(finished)})"
-    return f"median {seconds:,.0f} s; {made}"
+        provenance += f" with local changes ({n_dirty} of {len(finished)})"
+    return f"median {seconds:,.0f} s; {provenance}"
 
 
 def section(task_class, name, results, args):
@@ -162,7 +164,7 @@ def section(task_class, name, results, args):
 
 def plot_link(figure, results, path, page):
     """Write the plot if matplotlib is installed; return a link to it."""
-    if not figure.picture:
+    if not figure.plot:
         return ""
     if plots.CAN_DRAW:
         plots.plot(figure, results, path)
@@ -204,7 +206,7 @@ def write_page(args):
 
 
 def trials_csv(folder):
-    """Return a CSV of the finished trials in a folder: flags and metrics that differ."""
+    """Return a CSV of a folder's finished trials, without constant columns."""
     rows = []
     for path in sorted(Path(folder).rglob("result.json")):
         with skip_if_invalid(path):
@@ -212,8 +214,8 @@ def trials_csv(folder):
             metrics = content["metrics"].items()
             row = dict(folder=path.parent, task=content["task"]) | content["config"]
             row |= {name: x for name, x in metrics if not isinstance(x, dict | list)}
-            made = "seconds", "device", "torch", "commit", "dirty"
-            rows.append(row | {name: content.get(name) for name in made})
+            provenance = "seconds", "device", "torch", "commit", "dirty"
+            rows.append(row | {name: content.get(name) for name in provenance})
     if not rows:
         raise UsageError(f"{folder} contains no finished trials")
     names = dict.fromkeys(name for row in rows for name in row)

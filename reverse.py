@@ -111,7 +111,7 @@ Reverse.figures["fig12"] = Figure(
     WITH_EDITS,
     contrasts=[DUP_CONTRAST],
     x="pe",
-    picture=False,
+    plot=False,
 )
 Reverse.figures["fig13"] = Figure(
     "Other encodings",

@@ -33,7 +33,7 @@ from dual_frequency import (
     DualFrequency,
 )
 from reverse import FAMILY
-from suite.figures import Claim, Figure, name_of
+from suite.figures import Claim, Figure, name_model
 from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
 
@@ -282,7 +282,7 @@ def gap_at_first(result):
 
 def by_iteration(result):
     for condition, values in result.metrics["by_condition"].items():
-        panel = f"{name_of(result.flags['model'])}, {condition}"
+        panel = f"{name_model(result.flags['model'])}, {condition}"
         points = {int(iteration): value for iteration, value in values.items()}
         yield panel, result.flags["pe"], points
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from common import HELD_OUT, UsageError, distinct_rows, splitmix64_mix, uniform_integers
 from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_vectors
-from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_of
+from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_model
 from suite.task import Flag
 
 
@@ -95,7 +95,7 @@ SMALL_LSTM = dict(model="lstm", iterations=3000, **SMALL)
 def by_length(result):
     """Yield token accuracy over input length, as one curve."""
     points = {int(n): accuracy for n, accuracy in result.metrics["by_length"].items()}
-    yield name_of(result.flags["model"]), result.flags["pe"], points
+    yield name_model(result.flags["model"]), result.flags["pe"], points
 
 
 VariableLength.figures["fig11"] = Figure(

@@ -24,7 +24,7 @@ def cross(**flags):
 
 # -- Definition of a figure
 class Measure(NamedTuple):
-    """A metric of each trial, or a summary of a seed's trials that vary flags `over`."""
+    """A metric of each trial, or a summary of trials that differ only in flags `over`."""
 
     label: str
     over: tuple = ()
@@ -46,7 +46,7 @@ def as_measure(measure):
 
 
 class Contrast(NamedTuple):
-    """A difference between cells of a grid, selected by flags; lists of cells are summed."""
+    """A difference between arms of a grid, selected by flags; lists of arms are summed."""
 
     label: str
     high: dict | list
@@ -55,11 +55,11 @@ class Contrast(NamedTuple):
     measure: str = ""  # default: the figure's first metric
 
     def terms(self):
-        """Yield (sign, flags of a cell)."""
+        """Yield (sign, flags of an arm)."""
         for sign, side in (1, self.high), (-1, self.low):
-            cells = side if isinstance(side, list) else [side]
-            for cell in cells:
-                yield sign, cell
+            arms = side if isinstance(side, list) else [side]
+            for arm in arms:
+                yield sign, arm
 
 
 def compare_encodings(high, low):
@@ -98,9 +98,9 @@ class Figure(NamedTuple):
     note: str = ""
     # Plots show each metric over flag(s) x, one line per encoding, or `curves` if given
     x: str | tuple = "vocab"
-    curves: Callable | None = None  # Result -> iterable of (panel, line, {x: y})
+    curves: Callable | None = None  # Result -> iterable of (panel, encoding, {x: y})
     y: str = "token accuracy"  # y label of the curves
-    picture: bool = True
+    plot: bool = True
 
 
 # -- Results and measurements
@@ -161,7 +161,7 @@ CAPTIONS = {
 }
 
 
-def name_of(model):
+def name_model(model):
     return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
 
 
@@ -175,7 +175,7 @@ def name_cell(flags):
     for flag, value in flags.items():
         if value is not None:
             caption = CAPTIONS.get(flag, f"{name_flag(flag)} = {{}}")
-            names.append(name_of(value) if flag == "model" else caption.format(value))
+            names.append(name_model(value) if flag == "model" else caption.format(value))
     return names
 
 
@@ -204,7 +204,7 @@ def crossing(xs, ys, limit):
 
 
 def k_at(accuracy):
-    """Return a Measure: log2 of the largest vocabulary size with this token accuracy."""
+    """Return a Measure: log2 of the K at which token accuracy first falls below this."""
 
     def compute(results):
         vocabs, ys = accuracies_over("vocab", results)
@@ -222,7 +222,7 @@ def area_over_log2_k(results):
 
 
 def equivalent_budget(results):
-    """Return log2 of the budget at which no PE matches PE at the smallest budget (1x)."""
+    """Return log2 of the multiple of 1x at which the baseline matches PE at 1x."""
     none, sin = select(results, dict(pe="none")), select(results, dict(pe="sin"))
     if not none or not sin:
         return None  # one arm is not selected
@@ -236,7 +236,7 @@ AREA = Measure("area under token accuracy over log2 K", ("vocab",), area_over_lo
 K95, K80 = k_at(0.95), k_at(0.80)
 OVER_K = AREA, K95, K80
 BUDGET = Measure(
-    "budget at which no PE reaches PE's accuracy at 1x (differences: in log2)",
+    "budget without PE that matches PE's accuracy at 1x (differences: in log2)",
     ("pe", "iterations", "lr"),
     equivalent_budget,
     np.exp2,

@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 
 from common import ENCODINGS
-from suite.figures import chance, name_cell, name_of
+from suite.figures import chance, name_cell, name_model
 from suite.statistics import estimate
 
 # Encodings have the same colour and marker in all plots; those that a script adds come last.
@@ -62,7 +62,7 @@ def lines_of(figure, result):
         for line in result.lines:
             yield figure.y, *line
         return
-    title, encoding = name_of(result.config["model"]), result.flags["pe"]
+    title, encoding = name_model(result.config["model"]), result.flags["pe"]
     x = x_value(figure, result)
     for metric, y in result.values.items():
         yield metric, title, encoding, {x: y}

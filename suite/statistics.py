@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEVEL = 0.025  # per tail, for 95% confidence intervals
+ALPHA = 0.05  # for 95% confidence intervals
 MIN_SEEDS = 3  # seeds per sample
 
 
@@ -47,28 +47,28 @@ def estimate(samples, signs=(1,)):
     """
     if min(map(len, samples)) < MIN_SEEDS:
         return None
-    means, squared_errors = np.transpose([mean_and_squared_error(sample) for sample in samples])
+    means, variances = np.transpose([mean_and_variance(sample) for sample in samples])
     value = np.dot(signs, means)
-    error = np.sqrt(squared_errors.sum())
+    error = np.sqrt(variances.sum())
     dofs = [len(sample) - 1 for sample in samples]
     # Without variance, the Welch-Satterthwaite formula is 0 / 0
-    dof = error**4 / (squared_errors**2 / dofs).sum() if error else dofs[0]
+    dof = error**4 / (variances**2 / dofs).sum() if error else dofs[0]
     cdf, scale = t_cdf(dof), np.sqrt(dof)
-    # P(T > margin / error) = LEVEL
-    margin = -scale * np.tan(np.interp(LEVEL, cdf, ANGLES)) * error
+    # P(T > margin / error) = ALPHA / 2
+    margin = -scale * np.tan(np.interp(ALPHA / 2, cdf, ANGLES)) * error
     p_below = np.interp(np.arctan2(value, error * scale), ANGLES, cdf)
     return Estimate(value, error, dof, margin, p_below)
 
 
-def mean_and_squared_error(sample):
-    """Return the mean and its squared standard error, both exact if all values are equal."""
+def mean_and_variance(sample):
+    """Return the mean and its variance, both exact if all values are equal."""
     shifted = np.subtract(sample, sample[0])
     return sample[0] + shifted.mean(), shifted.var(ddof=1) / len(sample)
 
 
 # -- Multiple tests
-def all_above(estimates):
-    """Return two-sided p-values: all values above 0; at least one below 0 (Bonferroni)."""
+def directional_p(estimates):
+    """Return doubled one-sided p-values: all values above 0; any below 0 (Bonferroni)."""
     p_below = min(found.p_below for found in estimates)
     return 2 * (1 - p_below), 2 * p_below * len(estimates)
 

@@ -18,10 +18,10 @@ from suite.figures import (
     measurements,
     name_cell,
     name_flag,
-    name_of,
+    name_model,
     select,
 )
-from suite.statistics import LEVEL, all_above, estimate, holm
+from suite.statistics import ALPHA, directional_p, estimate, holm
 
 COLUMN_ORDER = ["none", "constant", "dup", "sin"]  # other encodings follow
 MAIN_FLAGS = "vocab", "length", "hidden", "iterations", "lr"
@@ -45,7 +45,7 @@ def is_censored(measurement):
 
 
 def format_mean(measured, measure):
-    """Return the mean with its 95% CI, and how many values are censored or missing, as text."""
+    """Return, as text, the mean, its 95% CI or censored count, and n if values are missing."""
     values = [x.value for x in measured if x.value is not None]
     if not values:
         return "-"
@@ -70,7 +70,7 @@ def format_mean(measured, measure):
 def format_flag(flag, value):
     if value is None:
         return "-"
-    return name_of(value) if flag == "model" else str(value)
+    return name_model(value) if flag == "model" else str(value)
 
 
 def align(rows):
@@ -116,7 +116,7 @@ def key_flags(figure, results):
 
 
 def cells_of(measured, keys, omitted=()):
-    """Return the flags of each cell, without those that a summary or contrast ranges over."""
+    """Return the distinct values of the flags `keys`, except those `omitted`."""
     cells = []
     for x in measured:
         cell = {key: x.flags.get(key) for key in keys if key not in omitted}
@@ -137,7 +137,7 @@ def describe(figure, results, measures):
         cell |= constant_flags([x.config for x in finished_of(trials)], MAIN_FLAGS)
         for flag in ("model", "pe", "seed", *shared):
             cell.pop(flag, None)
-        models[", ".join(name_cell(cell))].append(name_of(model["model"] or ""))
+        models[", ".join(name_cell(cell))].append(name_model(model["model"] or ""))
     for settings, names in models.items():
         if text := ": ".join(filter(None, [", ".join(names), settings])):
             yield text
@@ -229,7 +229,7 @@ def claims_table(claims):
     """Yield Markdown for [(Claim, link to its figure, [Result])], Holm-corrected by family."""
     families = defaultdict(list)
     for claim, link, results in claims:
-        families[claim.family].append(test_claim(claim, link, results))
+        families[claim.family].append(judge_claim(claim, link, results))
     for family, tested in families.items():
         yield f"**{family}** ({len(tested)} claims)\n"
         yield CLAIMS_HEADER
@@ -242,7 +242,7 @@ def claims_table(claims):
         yield ""
 
 
-def test_claim(claim, link, results):
+def judge_claim(claim, link, results):
     """Return a claim's table row and its p-values, which are None if trials are missing."""
     measure = as_measure(claim.measure)
     measured = select(measurements(results, measure), claim.cell)
@@ -258,13 +258,13 @@ def test_claim(claim, link, results):
         differences = [f"{c.label}: {text}" for c, text in zip(contrasts, differences)]
     row = [f"[{subject}]({link}): {measure.label}", *means, "<br>".join(differences)]
     missing = None in estimates or any(x.value is None for x in measured)
-    return row, None if missing else all_above(estimates)
+    return row, None if missing else directional_p(estimates)
 
 
 def outcome(p_values, corrected):
     """Return the corrected p-value, as text, and the verdict."""
     p_above, p_below = p_values
     verdict = "inconclusive"
-    if corrected <= 2 * LEVEL:
+    if corrected <= ALPHA:
         verdict = "supported" if p_above < p_below else "contradicted"
     return [format_p(corrected), verdict]
