@@ -4,7 +4,7 @@
     python bench.py --only lstm-sin-256 --precision fp32  # one; other flags as in reverse.py
 
 plain: idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping,
-Adam, in the same precision (TF32 for bf16). torch: this suite with --engine torch. suite: its
+Adam, in the same precision (with bf16: TF32). torch: this suite with --engine torch. suite: its
 default engine. torch and suite include drawing batches. The three alternate in one process.
 On a CPU, models below 256 units use one thread.
 
@@ -185,7 +185,7 @@ def main():
         default=CONFIGURATIONS,
         nargs="+",
         metavar="NAME",
-        help=f"configurations to time, MODEL-PE-K (default: {', '.join(CONFIGURATIONS)})",
+        help=f"MODEL-PE-K[-desk], what to time (default: {', '.join(CONFIGURATIONS)})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="save timings")
     args, words = parser.parse_known_args()

@@ -259,7 +259,7 @@ def move(batch, device):
 def text_sha256(data):
     raw = tuple(data / f"wiki.{split}.raw" for split in SPLITS)
     if not all(path.is_file() for path in raw):
-        raise UsageError(f"--data {data} lacks {NAMES}; see --help")
+        raise UsageError(f"--data {data} lacks {NAMES}; see --help for the download")
     return digest(raw)
 
 

@@ -152,7 +152,8 @@ def section(task_class, name, results, args):
         return
     plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.words else ''}.svg"
     link = plot_link(figure, finished, Path(args.out, "figures", plot), args.write)
-    yield f"{'; '.join(title)}, {describe_provenance(finished)}{link}"
+    yield "; ".join(title)
+    yield describe_provenance(finished) + link
     yield "```text"
     yield from table(figure, results, measures)
     if not args.brief:
@@ -254,7 +255,10 @@ def main():
     parser.add_argument("--out", default="runs", help="folder of all trials (default: runs)")
     parser.add_argument("--brief", action="store_true", help="print only the main metric")
     parser.add_argument(
-        "--write", metavar="FILE", default="", help="update this page and OUT/trials.csv"
+        "--write",
+        metavar="FILE",
+        default="",
+        help="update tables in FILE, and OUT/trials.csv",
     )
     # Names precede flags: argparse would mistake a flag's value for a name
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))

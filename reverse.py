@@ -8,9 +8,8 @@
     out  . . . 4 1 3        . is not scored
 
 The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an LSTM and S4D
-"can handle a larger vocabulary". cli.main parses the flags, makes the Task and calls
-training.train. See suite/task.py for default values and batches, suite/training.py for the
-training loop, and common.py for the model, its loss and its training step.
+"can handle a larger vocabulary". Code: suite/task.py (defaults, batches), suite/training.py
+(training loop), common.py (model, loss, training step).
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -159,4 +158,4 @@ Reverse.figures["section4.1"] = Figure(
 )
 
 if __name__ == "__main__":
-    raise SystemExit(cli.main(Reverse))
+    raise SystemExit(cli.main(Reverse))  # makes the Task and calls training.train

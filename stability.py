@@ -219,7 +219,7 @@ class Stability(DualFrequency):
         path = self.folder / self.file
         if not files.is_finished(self):
             if not self.args.train and not files.is_finished(self.trained):
-                raise UsageError(f"{self.folder} is not finished: use --train to finish it")
+                raise UsageError(f"{self.folder} is not finished: use --train to train it")
             training.train(self.trained)
             with files.lock(self.folder):
                 files.write_json(path, self.measure())

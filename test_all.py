@@ -1036,7 +1036,7 @@ def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
         while part := os.read(ours, 4096):
             said += part
     assert wait(child) == 0
-    assert re.search(rb"\r\d+%  \S+ left  accuracy .*\r", said)
+    assert re.search(rb"\r\d+%  \S+ left  train accuracy .*\r", said)
     log = ends(0, f"{words} --overwrite")
     assert "iteration 100/400" in log and "\r" not in log
 

@@ -38,7 +38,7 @@ EXECUTION_FLAGS = [
     Flag(
         "engine",
         "auto",
-        "implementation: fast (custom) or torch (torch.nn), equal up to rounding",
+        "fast (own kernels) or torch (torch.nn), equal up to rounding; auto: the faster",
         choices=("auto", "fast", "torch"),
     ),
     Flag(
@@ -90,12 +90,12 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures)
     execution.add_argument(
         "--list",
-        help="print the commands of a figure's trials (default: all) that match other flags",
+        help="print commands of a figure's trials (default: all figures), filtered by flags",
         **figure,
     )
     execution.add_argument(
         "--all",
-        help="train a figure's trials (default: all) that match other flags; then report",
+        help="train a figure's trials (default: all figures), filtered by flags; then report",
         **figure,
     )
     return vars(parser.parse_args(argv))

@@ -173,13 +173,15 @@ def show(task):
         for name, value in result["metrics"].items():
             if isinstance(value, int | float):
                 by_chance = f" (chance: {chance(task):.3g})" if name == "token_accuracy" else ""
-                print(f"{name.replace('_', ' ')}: {value:.4g}{by_chance}")
+                label = name.replace("damerau_levenshtein", "edit distance").replace("_", " ")
+                print(f"test {label}: {value:.4g}{by_chance}")
     return 0
 
 
 def show_example(read, wanted, answered):
-    """Print the first ten integers of each row; stars mark wrong predictions."""
-    print("a test sequence, first ten tokens; *: wrong")
+    """Print up to 16 integers of each row; stars mark wrong predictions."""
+    print("test sequence (up to 16 tokens of each row); *: wrong")
     marked = [x if x == target else f"{x}*" for x, target in zip(answered, wanted)]
+    width = max(len(str(x)) for x in (*read, *marked))
     for name, row in dict(input=read, target=wanted, output=marked).items():
-        print(f"{name:8}", *[f"{x:<6}" for x in row[:10]])
+        print(f"{name:7}", *[f"{x!s:<{width}}" for x in row[:16]])

@@ -55,7 +55,7 @@ FLAGS = [
     Flag(
         "seed",
         0,
-        "random seed, or a range such as 0-4 for --list, --all and report.py",
+        "random seed (default: 0), or a range such as 0-4 for --list, --all and report.py",
         seeds,
     ),
     Flag("hidden", 512, "hidden size", at_least=1, below=20_000),
@@ -72,7 +72,7 @@ FLAGS = [
     Flag(
         "warmup",
         None,
-        "warm-up iterations (default: 1000, or --iterations / 10 if smaller)",
+        "warm-up iterations (default: min(1000, iterations / 10))",
         int,
     ),
     Flag(
@@ -98,7 +98,7 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "norm of the encoding vectors (default: 1; learned: square root of --embed)",
+        "norm of the encoding vectors (default: 1; sqrt(--embed) for --pe learned)",
         float,
     ),
     Flag(

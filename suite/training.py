@@ -228,7 +228,7 @@ class Training:
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
         left = format_eta((iterations / i - 1) * self.seconds)
-        done = f"{i / iterations:.0%}  {left}  accuracy {accuracy:.4f}  loss {loss:.4f}"
+        done = f"{i / iterations:.0%}  {left}  train accuracy {accuracy:.4f}  loss {loss:.4f}"
         return f"{done}  iteration {i}/{iterations}, {i / self.seconds:.3g} it/s"
 
     def finish(self):
