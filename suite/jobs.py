@@ -18,6 +18,7 @@ from suite.progress import LiveLine, format_eta
 from suite.task import Task
 
 libc = ctypes.CDLL(None)
+PROGRESS = "fraction", "accuracy", "duration"  # in progress.json
 
 
 class Trial(NamedTuple):
@@ -100,7 +101,7 @@ def format_left(trials, progress, n_parallel):
         path = trial.folder / "progress.json"
         with contextlib.suppress(Exit), files.reading(path):  # a power cut may have damaged it
             if found := files.read_json(path):
-                progress[trial.folder] = {name: float(x) for name, x in found.items()}
+                progress[trial.folder] = {name: float(found[name]) for name in PROGRESS}
     if not progress or not trials:
         return ""
     mean = statistics.mean(found["duration"] for found in progress.values())
