@@ -138,7 +138,7 @@ def describe_provenance(finished):
 
 
 def section(task_class, name, results, args):
-    """Yield the Markdown lines of a figure's section."""
+    """Yield the lines of a figure's section, in Markdown for --write."""
     figure = task_class.figures[name]
     measures = [*map(as_measure, figure.metrics), *figure.summaries]
     if args.brief:
@@ -154,11 +154,13 @@ def section(task_class, name, results, args):
     link = plot_link(figure, finished, Path(args.out, "figures", plot), args.write)
     yield "; ".join(title)
     yield describe_provenance(finished) + link
-    yield "```text"
+    if args.write:
+        yield "```text"
     yield from table(figure, results, measures)
     if not args.brief:
         yield from contrast_table(figure, results, measures)
-    yield "```"
+    if args.write:
+        yield "```"
     if figure.note:
         yield figure.note
 
@@ -169,11 +171,11 @@ def plot_link(figure, results, path, page):
         return ""
     if plots.CAN_DRAW:
         plots.plot(figure, results, path)
-    if path.exists() and not page:
+    if not path.exists():
+        return "" if plots.CAN_DRAW else " (the plot needs matplotlib)"
+    if not page:
         return f"; plot: {path}"
-    if path.exists():
-        return f" ![{figure.title}]({os.path.relpath(path, os.path.dirname(page))})"
-    return "" if plots.CAN_DRAW else " (the plot needs matplotlib)"
+    return f" ![{figure.title}]({os.path.relpath(path, os.path.dirname(page))})"
 
 
 # -- RESULTS.md and trials.csv
@@ -293,8 +295,7 @@ def print_tables(args, script="", *names):
                 error = why
     if not lines:
         raise error
-    fences = "```text", "```"
-    print(LEGEND, *(line for line in lines if line not in fences), sep="\n")
+    print(LEGEND, *lines, sep="\n")
     if args.brief:
         words = [Path(sys.argv[1]).name, *sys.argv[2:]]
         words = [word for word in words if word != "--brief"]
