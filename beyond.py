@@ -25,9 +25,9 @@ from reverse import DESK_GRID, FIG13_ENCODINGS, Reverse, compare_vectors, model_
 from suite.figures import (
     AREA,
     BOTH,
-    BUDGET,
     K95,
     OVER_K,
+    SPEED_UPS,
     WITH_CONSTANT,
     WITH_CONTROLS,
     WITH_EDITS,
@@ -252,7 +252,7 @@ add_figure(
     "fig2-end",
     "Reverse ordering, longer training",
     long_rows,
-    summaries=[BUDGET],
+    summaries=SPEED_UPS,
     contrasts=budget_contrasts,
     claims=long_claims,
     tuned=["lr"],
@@ -264,6 +264,40 @@ add_figure(
     GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
+)
+
+# -- Can more training replace PE? Trials of the figures above, in one table
+budget_rows, replace_contrasts = [], []
+for model, length, vocab, none_lr, sin_lr, budgets in [  # budgets: {iterations: seeds}
+    ("gru", 16, 256, 3e-3, 3e-3, {30_000: range(5), 60_000: range(5)}),
+    ("lstm", 16, 1024, 3e-3, 3e-3, {30_000: range(5), 60_000: range(5)}),
+    ("s4d", 16, 1024, 1e-2, 1e-2, {10_000: range(5), 20_000: range(5)}),
+    ("gru", 32, 32, 3e-3, 3e-3, {30_000: range(5, 14), 120_000: range(11, 15)}),
+    ("lstm", 32, 64, 3e-3, 6e-3, {30_000: range(11, 15), 120_000: range(11, 15)}),
+    ("s4d", 32, 256, 2e-2, 2e-2, dict.fromkeys([10_000, 40_000, 80_000], range(11, 17))),
+]:
+    flags = dict(model=model, length=length, vocab=vocab)
+    for iterations, seeds in budgets.items():
+        trials = flags | dict(iterations=iterations, seed=seeds)
+        budget_rows += cross(**trials, pe="none", lr=none_lr)
+        budget_rows += cross(**trials, pe="sin", lr=sin_lr)
+    once, *_, longest = budgets
+    replace_contrasts.append(
+        Contrast(
+            f"{model.upper()}, L = {length}: no PE at {longest // once}x - PE at 1x",
+            flags | dict(pe="none", iterations=longest),
+            flags | dict(pe="sin", iterations=once),
+        )
+    )
+add_figure(
+    "more-training",
+    "Can more training replace PE?",
+    budget_rows,
+    summaries=SPEED_UPS,
+    contrasts=replace_contrasts,
+    tuned=["lr"],
+    plot=False,
+    note="Learning rates: 3e-3 (LSTM with PE, L = 32: 6e-3); S4D: 1e-2 (L = 32: 2e-2).",
 )
 
 # -- Longer training, with learning rates tuned for it: 4x (LSTM) and 16x (S4D)

@@ -98,7 +98,11 @@ def compare_vectors(control):
         pairs = (pe, "none"), (pe, control), ("sin", pe)
         contrasts += [compare_encodings(high, low) for high, low in pairs]
     unit = dict(pe="learned", amplitude=1.0)
-    return [*contrasts, Contrast("PE - learned, initial norm 1", dict(pe="sin"), unit)]
+    return [
+        *contrasts,
+        Contrast("learned, initial norm 1 - no PE", unit, dict(pe="none")),
+        Contrast("PE - learned, initial norm 1", dict(pe="sin"), unit),
+    ]
 
 
 Reverse.figures["fig12"] = Figure(

@@ -221,24 +221,33 @@ def area_over_log2_k(results):
     return np.trapezoid(ys, xs) / (xs[-1] - xs[0])
 
 
-def equivalent_budget(results):
-    """Return log2 of the multiple of 1x at which the baseline matches PE at 1x."""
-    none, sin = select(results, dict(pe="none")), select(results, dict(pe="sin"))
-    if not none or not sin:
-        return None  # one arm is not selected
-    budgets, no_pe = accuracies_over("iterations", none)
-    _, pe = accuracies_over("iterations", sin)
-    multiples = np.log2(np.divide(budgets, budgets[0]))
-    return crossing(multiples, np.negative(no_pe), -pe[0])  # negated: `crossing` expects a fall
+def speed_up(label, at):
+    """Return a Measure: log2 of no PE's budget over PE's at the same accuracy.
+
+    at(log2 of the budgets in multiples of 1x, accuracies without PE, with PE) -> a number
+    """
+
+    def compute(results):
+        none, sin = select(results, dict(pe="none")), select(results, dict(pe="sin"))
+        if not none or not sin:
+            return None  # one arm is not selected
+        budgets, no_pe = accuracies_over("iterations", none)
+        _, pe = accuracies_over("iterations", sin)
+        return at(np.log2(np.divide(budgets, budgets[0])), no_pe, pe)
+
+    return Measure(label, ("pe", "iterations", "lr"), compute, np.exp2, "x")
 
 
 AREA = Measure("area under token accuracy over log2 K", ("vocab",), area_over_log2_k)
 K95, K80 = k_at(0.95), k_at(0.80)
 OVER_K = AREA, K95, K80
-BUDGET = Measure(
-    "budget without PE that matches PE's accuracy at 1x (differences: in log2)",
-    ("pe", "iterations", "lr"),
-    equivalent_budget,
-    np.exp2,
-    "x",
+SPEED_UPS = (
+    speed_up(
+        "speed-up by PE at PE's accuracy at 1x",
+        lambda budgets, no_pe, pe: crossing(budgets, np.negative(no_pe), -pe[0]),
+    ),
+    speed_up(
+        "speed-up by PE at the baseline's final accuracy",
+        lambda budgets, no_pe, pe: crossing(budgets[-1] - budgets[::-1], pe[::-1], no_pe[-1]),
+    ),
 )
