@@ -1,6 +1,7 @@
 """Tables of a figure's results: means, contrasts, and preregistered claims."""
 
 import itertools
+import operator
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -220,9 +221,7 @@ def contrast_table(figure, results, measures):
 
 
 # -- Preregistered claims
-CLAIMS_HEADER = """\
-| claim | no PE | control | PE | difference [95% CI] | p (Holm) | outcome |
-| --- | --- | --- | --- | --- | --- | --- |"""
+CLAIMS_HEADER = "claim", "no PE", "control", "PE", "difference [95% CI]", "p (Holm)", "outcome"
 
 
 def claims_table(claims):
@@ -232,13 +231,14 @@ def claims_table(claims):
         families[claim.family].append(judge_claim(claim, link, results))
     for family, tested in families.items():
         yield f"**{family}** ({len(tested)} claims)\n"
-        yield CLAIMS_HEADER
         rows, p_values = zip(*tested)
         outcomes = [["-", "trials missing"]] * len(rows)
         if None not in p_values:
             outcomes = map(outcome, p_values, holm([*map(min, p_values)]))
-        for row, verdict in zip(rows, outcomes):
-            yield f"| {' | '.join([*row, *verdict])} |"
+        rows = [CLAIMS_HEADER, ["---"] * len(CLAIMS_HEADER), *map(operator.add, rows, outcomes)]
+        columns = [column for column in zip(*rows) if set(column[2:]) != {"-"}]
+        for row in zip(*columns):
+            yield f"| {' | '.join(row)} |"
         yield ""
 
 
