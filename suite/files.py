@@ -27,7 +27,7 @@ class Corrupt(Exit):
 
 # -- Writing and reading
 def write(path, content, keep=None, durable=True):
-    """Write `path` by renaming a temporary file; rename the old one to `keep`, if given."""
+    """Write `path` atomically, with fsync if `durable`; rename the old file to `keep`."""
     require_lock(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -178,10 +178,10 @@ def show(task):
     return 0
 
 
-def show_example(read, wanted, answered):
+def show_example(inputs, targets, predictions):
     """Print up to 16 integers of each row; stars mark wrong predictions."""
     print("test sequence (up to 16 tokens of each row); *: wrong")
-    marked = [x if x == target else f"{x}*" for x, target in zip(answered, wanted)]
-    width = max(len(str(x)) for x in (*read, *marked))
-    for name, row in dict(input=read, target=wanted, output=marked).items():
+    marked = [x if x == target else f"{x}*" for x, target in zip(predictions, targets)]
+    width = max(len(str(x)) for x in (*inputs, *marked))
+    for name, row in dict(input=inputs, target=targets, output=marked).items():
         print(f"{name:7}", *[f"{x!s:<{width}}" for x in row[:16]])

@@ -104,7 +104,7 @@ FLAGS = [
     Flag(
         "bands",
         "0:1",
-        "START:END, fraction of the sinusoid's frequencies to keep; 0: highest, 1: lowest",
+        "START:END, the sinusoid's frequencies to keep, from 0 (highest) to 1 (lowest)",
         bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
@@ -165,7 +165,7 @@ class Task:
         )
 
     def __init__(self, args, config, folder):
-        """Store all flags, `args`, and those that affect the result, `config`."""
+        """Store the flags: `args` are all, `config` those that affect the result."""
         self.args, self.config, self.folder = args, config, folder
         self.batch, self.seed = args.batch, args.seed
         self.vocab, self.length = args.vocab, args.length
@@ -248,7 +248,7 @@ class Task:
         return common.distinct_rows(self.draw, count, *stream, device=device)
 
     def batch_with_commands(self, rows, targets, steps=None, mask=None):
-        """Return a batch: each row (B, L), then L commands; `steps` defaults to the latter."""
+        """Append L commands to rows (B, L); targets are at those steps by default."""
         inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
         steps = slice(self.length, None) if steps is None else steps
         return common.Batch(inputs, targets, steps, mask, commands=self.length)
@@ -267,7 +267,7 @@ class Task:
     def training_batch(self, i):
         """Return the batch of iteration i (integer or tensor), a function of seed and i."""
         k = common.key(self.seed_on_device, common.TRAINING, i, device=self.fallback_row.device)
-        candidates = self.draw(k, (self.held_out.max_redraws, self.batch))  # (R, B, W)
+        candidates = self.draw(k, (self.held_out.draws, self.batch))  # (R, B, W)
         return self.make_batch(self.held_out.first_allowed(candidates, self.fallback_row))
 
     def test_batch(self):
@@ -284,9 +284,9 @@ class Task:
         """Return inputs, targets and predictions for the last two held-out sequences."""
         batch = self.test_batch().rows(slice(-2, None))  # the longest, if lengths vary
         predictions, _ = common.predict(engine.features, model, batch, self.batch)
-        read = batch.inputs[:, : self.positions() - batch.commands]
-        rows = zip(read.tolist(), batch.targets.tolist(), predictions.tolist())
-        return [dict(zip(("read", "wanted", "answered"), row)) for row in rows]
+        inputs = batch.inputs[:, : self.positions() - batch.commands]
+        rows = zip(inputs.tolist(), batch.targets.tolist(), predictions.tolist())
+        return [dict(zip(("inputs", "targets", "predictions"), row)) for row in rows]
 
     def summarise(self, metrics, correct):
         """Add accuracy by position; `correct` (N, M) marks correct predictions."""
