@@ -3,10 +3,12 @@
     python bench.py                                       # paper and desk sizes
     python bench.py --only lstm-sin-256 --precision fp32  # one; other flags as in reverse.py
 
-plain: idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping,
-Adam, in the same precision (with bf16: TF32). torch: this suite with --engine torch. suite: its
-default engine. torch and suite include drawing batches. The three alternate in one process.
-On a CPU, models below 256 units use one thread.
+plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping and
+       Adam, in the suite's precision (TF32 where that is bf16)
+torch  this suite with --engine torch, including drawing batches
+suite  its default engine, including drawing batches
+
+The three alternate in one process. On a CPU, models below 256 units use one thread.
 
 With default sizes, it also estimates the training hours of each figure of the paper.
 """
@@ -35,7 +37,7 @@ from suite.tables import align
 from suite.training import Training
 from variable_length import VariableLength
 
-PAPER_TASKS = [  # all but Stability
+PAPER_TASKS = [  # tasks of the paper, except Stability
     Reverse,
     DualFrequency,
     VariableLength,
@@ -128,11 +130,11 @@ def table(content):
     where = f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
     yield f"{where}; milliseconds, medians of {content['repeats']}"
     rows = [["", "batch", *COLUMNS, "plain/suite", "torch/suite"]]
-    for name, found in content["configurations"].items():
-        ms = {c: statistics.median(found[c]) for c in COLUMNS if c in found}
-        words = [f"{ms[c]:.4g}" if c in ms else "-" for c in COLUMNS]
-        words += [f"{ms[c] / ms['suite']:.2f}" if c in ms else "-" for c in COLUMNS[:2]]
-        rows.append([name, str(found["batch"]), *words])
+    for name, timings in content["configurations"].items():
+        ms = {c: statistics.median(timings[c]) for c in COLUMNS if c in timings}
+        row = [f"{ms[c]:.4g}" if c in ms else "-" for c in COLUMNS]
+        row += [f"{ms[c] / ms['suite']:.2f}" if c in ms else "-" for c in COLUMNS[:2]]
+        rows.append([name, str(timings["batch"]), *row])
     yield from align(rows)
 
 
@@ -153,10 +155,10 @@ def costs(content):
     if not needed <= content["configurations"].keys():
         return
     times, all_trials = defaultdict(dict), {}
-    for name, found in content["configurations"].items():
+    for name, timings in content["configurations"].items():
         model, _, vocab, *desk = name.split("-")
         if not desk:
-            times[model][int(vocab)] = statistics.median(found["suite"]) / found["batch"]
+            times[model][int(vocab)] = statistics.median(timings["suite"]) / timings["batch"]
     yield ""
     yield f"{'at --scale paper':26}  trials  {'hours':>7}"
     for task_class in PAPER_TASKS:
@@ -170,9 +172,9 @@ def costs(content):
     yield from COST_NOTE.splitlines()
 
 
-def format_row(name, found):
+def format_row(name, trial_hours):
     """Format the number of trials and their total hours."""
-    return f"{name:26}  {len(found):6}  {sum(found.values()):7,.0f}"
+    return f"{name:26}  {len(trial_hours):6}  {sum(trial_hours.values()):7,.0f}"
 
 
 def main():

@@ -1,7 +1,7 @@
 """Beyond the paper: shorter inputs, which property of PE helps, Mamba, longer training.
 
-    python beyond.py --scale desk --all fig2-short    # Fig. 2's questions at L = 16
-    python beyond.py --scale desk --all clocks        # parts of the sinusoid, other encodings
+    python beyond.py --scale desk --all fig2-short    # Fig. 2 at L = 16
+    python beyond.py --scale desk --all pe-ablation   # parts of the sinusoid, other encodings
     python beyond.py --scale desk --all mamba         # Mamba with one block and with two
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
@@ -46,15 +46,15 @@ class Mamba(nn.Module):
 
     def __init__(self, inputs, hidden):
         super().__init__()
-        channels, rank, order = 2 * hidden, math.ceil(hidden / 16), 16
-        self.widths = rank, order, order
+        channels, rank, d_state = 2 * hidden, math.ceil(hidden / 16), 16
+        self.split_sizes = rank, d_state, d_state
         self.in_proj = nn.Linear(inputs, 2 * channels, bias=False)
         self.conv1d = nn.Conv1d(channels, channels, 4, groups=channels)
-        self.x_proj = nn.Linear(channels, sum(self.widths), bias=False)
+        self.x_proj = nn.Linear(channels, sum(self.split_sizes), bias=False)
         self.dt_proj = nn.Linear(rank, channels)
         delta = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
         self.dt_proj.bias = nn.Parameter(delta.expm1().log())  # the inverse of softplus
-        self.A_log = nn.Parameter(torch.arange(1.0, order + 1).log().repeat(channels, 1))
+        self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(channels, 1))
         self.D = nn.Parameter(torch.ones(channels))
         self.out_proj = nn.Linear(channels, hidden, bias=False)
 
@@ -62,7 +62,7 @@ class Mamba(nn.Module):
         first, stop = span(steps, len(x))
         u, gate = self.in_proj(x[:stop]).chunk(2, -1)  # (T, B, D)
         u = F.silu(self.convolve(u))
-        delta, b, c = self.x_proj(u).to(u.dtype).split(self.widths, -1)
+        delta, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)
         delta = F.softplus(self.dt_proj(delta))  # (T, B, D)
         A = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
         each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
@@ -185,7 +185,7 @@ add_figure(
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
-Beyond.figures["clocks"] = ablate_encoding(
+Beyond.figures["pe-ablation"] = ablate_encoding(
     "Reverse ordering", dict(model="gru", iterations=2000, **SMALL)
 )
 add_figure(

@@ -37,7 +37,7 @@ class Model(nn.Module):
         **encoding_options,
     ):
         super().__init__()
-        self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command
+        self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command token
         self.encoding = ENCODINGS[encoding](positions, embed, **encoding_options)
         self.layer = layer(self.encoding.output_size, hidden)
         self.readout = nn.Linear(hidden, vocab)
@@ -56,7 +56,7 @@ class Model(nn.Module):
 class Batch(NamedTuple):
     """Input tokens, targets, and the time steps of the targets."""
 
-    inputs: torch.Tensor  # (B, T) integers; K is the command
+    inputs: torch.Tensor  # (B, T) integers; K is the command token
     targets: torch.Tensor  # (B, M)
     steps: slice | torch.Tensor  # target steps: a slice for all rows, or (B, M)
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
@@ -146,7 +146,8 @@ def loss_and_accuracy(features, readout, batch, score=score):
 def train_step(model, features, batch, optimizer, clip, score):
     """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
-    `features(model, batch)` is an engine's Model.features; `score` may be compiled.
+    `features(model, batch)` returns model.features(batch), perhaps by faster code of
+    suite/fast.py; `score` may be compiled.
     """
     h = features(model, batch)
     loss, accuracy = loss_and_accuracy(h, model.readout, batch, score)
@@ -168,12 +169,12 @@ def learning_rate(i, peak, warmup, iterations):
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
-    Vectors are scaled by `amplitude` / default_norm (default: 1) and are zero at the steps in
+    Vectors are scaled to norm `amplitude` (default: not scaled) and are zero at the steps in
     `unencoded`. A subclass defines make_table(positions, size).
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    fast = True  # suite/fast.py calls `vectors` only; False where `join` does anything else
+    fast = True  # whether suite/fast.py, which does not call `join`, can be used
 
     def __init__(
         self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
@@ -191,7 +192,7 @@ class Encoding(nn.Module):
 
     @staticmethod
     def default_norm(size):
-        """Return the table's nominal norm; None without a table."""
+        """Return the nominal norm of each vector; None without a table."""
         return 1.0
 
     def make_table(self, positions, size):
@@ -312,7 +313,7 @@ class NoEncoding(Encoding):
 
 
 class DuplicatedEmbedding(NoEncoding):
-    """The embedding twice: PE's number of parameters, but no position (Appendix C)."""
+    """The embedding twice: as many parameters as with PE, but no position (Appendix C)."""
 
     copies = 2
 
@@ -438,7 +439,7 @@ def key(*counters, device="cpu"):
 def random_bits(k, shape):
     """Return 64 random bits for each element of `shape`, by splitmix64 seeded with k."""
     n = torch.arange(1, 1 + math.prod(shape), device=k.device)
-    n = n + (k - k)  # else torch.compile treats n as an index, and n * GOLDEN must wrap
+    n = n + (k - k)  # else torch.compile treats n as an index, whose products do not wrap
     return splitmix64_mix(k + n * GOLDEN).view(shape)
 
 
@@ -477,9 +478,9 @@ def distinct_rows(draw, count, *counters, device):
 class HeldOut:
     """Rows (N, W) excluded from training; a random row is one of them with `probability`.
 
-    To avoid host-device synchronisation, each training row has `max_redraws` candidates at
-    once, and the first that is not held out is used. If all are held out (probability < 1e-18),
-    a fixed fallback row replaces them.
+    To avoid host-device synchronisation, `draws` candidates are drawn per training row, and
+    the first that is not held out is used. If all are held out (probability < 1e-18), a fixed
+    fallback row is used.
     """
 
     def __init__(self, rows, probability):
@@ -489,7 +490,7 @@ class HeldOut:
                 "raise --vocab or --length, or lower --held-out"
             )
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
-        self.max_redraws = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
+        self.draws = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
 
     def contains(self, rows):
         """Return whether each row is held out: (..., W) -> (...)."""
@@ -509,7 +510,7 @@ class HeldOut:
 def predict(features, model, batch, batch_size):
     """Return predictions and cross-entropies (N, M) each; `batch_size` rows at a time.
 
-    `features(model, batch)` is an engine's Model.features.
+    `features(model, batch)` returns model.features(batch), perhaps by faster code.
     """
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):

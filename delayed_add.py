@@ -34,7 +34,7 @@ class DelayedAddition(Task):
     }
 
     def draw(self, k, shape):
-        """Draw x and y, (*shape, 2L), which are held out together."""
+        """Draw x and y, (*shape, 2L), which are held out as one sequence."""
         return uniform_integers(k, (*shape, 2 * self.length), self.vocab)
 
     def make_batch(self, rows):
@@ -90,7 +90,9 @@ def ablate_encoding(title, cell, parts=PHASES):
     )
 
 
-DelayedAddition.figures["clocks"] = ablate_encoding("Delayed addition", SMALL, PHASES | THIRDS)
+DelayedAddition.figures["pe-ablation"] = ablate_encoding(
+    "Delayed addition", SMALL, PHASES | THIRDS
+)
 
 if __name__ == "__main__":
     raise SystemExit(cli.main(DelayedAddition))

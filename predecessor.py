@@ -44,11 +44,11 @@ class Predecessor(Task):
         return len(rows) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
     def draw(self, k, shape):
-        """Draw L integers and the query, (*shape, L+1), which are held out together.
+        """Draw L integers and the query, (*shape, L+1), which are held out as one sequence.
 
-        The integers are drawn as a Lehmer code: element t is the rank of integer t among the
-        K - t integers that have not occurred. Decoding runs from the last element to the first:
-        ranks after t exclude integer t, so they are incremented if they are not below it.
+        The integers are drawn as a Lehmer code: element t is the rank of the t-th integer among
+        the K - t integers that have not occurred. Decoding runs from the last element to the
+        first: ranks after t exclude that integer, so they are incremented if not below it.
         """
         choices = self.vocab - torch.arange(self.length, device=k.device)
         x = scale_bits(random_bits(k, (*shape, self.length)), choices)

@@ -1,9 +1,9 @@
-"""Vocabulary size or rarity? Reverse ordering of K codes that share M answers.
+"""Vocabulary size or rarity? Reverse ordering of K codes that share M outputs.
 
     python rarity.py --model s4d --pe sin --vocab 256 --meanings 16 --seed 0
     python rarity.py --scale desk --all rarity --out results
 
-    in   13 1 24 _ _ _        K = 30 codes, M = 10 answers: the last digit
+    in   13 1 24 _ _ _        K = 30 codes, M = 10 outputs: the last digit
     out  .  . .  4 1 3        as in reverse.py, but the target of code c is c mod M
 
 A larger K makes each token rarer and leaves more to remember. Here K sets the rarity of each
@@ -36,7 +36,7 @@ from suite.task import Flag
 class Rarity(Reverse):
     name = "reverse"  # trials with M = K share reverse.py's folders
     flags = [
-        Flag("meanings", None, "number of answers, M; divides K (default: K)", int, at_least=2)
+        Flag("meanings", None, "number of outputs, M; divides K (default: K)", int, at_least=2)
     ]
     optional_flags = ["meanings"]
 
@@ -64,7 +64,7 @@ MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M at K = 256
 
 
 def desk_grid():
-    """Return the grid: 256 codes with M answers; reverse.py's trials at K = M and 256."""
+    """Return the grid: 256 codes with M outputs; reverse.py's trials at K = M and 256."""
     new, existing = [], []
     for model, M in MEANINGS.items():
         flags = dict(model=model)
@@ -78,13 +78,13 @@ def desk_grid():
 
 
 def log_error(result):
-    """Return log error, where zero counts as half a token."""
+    """Return the log of the token error rate; zero errors count as half an error."""
     tokens = result.config["held_out"] * result.config["length"]
     return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / tokens))
 
 
 def compare_codes(measure=""):
-    """Yield R1 (no PE: K = M minus 256 codes) and R2 (PE's gain: 256 codes minus K = M)."""
+    """Yield the preregistered R1 (no PE: K = M minus 256 codes), R2 (PE's gain: reversed)."""
     none, sin = dict(pe="none"), dict(pe="sin")
     for model, M in MEANINGS.items():
         plain = dict(model=model, vocab=M)

@@ -237,10 +237,10 @@ def find_task_class(script):
     if path.suffix != ".py" or not path.is_file():
         raise UsageError(f"no such script: {script}")
     sys.path.insert(0, str(path.resolve().parent))
-    for found in vars(importlib.import_module(path.stem)).values():
-        is_local = isinstance(found, type) and found.__module__ == path.stem
-        if is_local and "figures" in vars(found):
-            return found
+    for value in vars(importlib.import_module(path.stem)).values():
+        is_local = isinstance(value, type) and value.__module__ == path.stem
+        if is_local and "figures" in vars(value):
+            return value
     raise UsageError(f"{script} has no figures")
 
 

@@ -631,7 +631,7 @@ def test_held_out_rows_are_never_trained_on_and_others_have_their_probability():
         assert probability > 0.1 and abs(task.probability(rows) - probability) < 1e-12
         with mock.patch.object(task, "make_batch", torch.clone):  # so that a batch is its rows
             trained = torch.cat([task.training_batch(i) for i in range(1, 41)])
-            task.held_out.max_redraws = 1  # what it refuses is the fallback row now
+            task.held_out.draws = 1  # what it refuses is the fallback row now
             spared = task.training_batch(1)
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))
@@ -1305,7 +1305,7 @@ def test_the_time_left_of_all_comes_from_each_trials_own_progress():
         trial.folder.mkdir(parents=True)
         content = dict(fraction=fraction, accuracy=0.5, duration=100)
         (trial.folder / "progress.json").write_text(json.dumps(content))
-        assert jobs.format_left(trials, progress, 2) == f", {left} left"
+        assert jobs.format_time_left(trials, progress, 2) == f", {left} left"
 
 
 def read_last_rows():

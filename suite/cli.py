@@ -137,7 +137,7 @@ def option_string(name):
 def format_flags(flags):
     """Return the command-line arguments of a trial, given {flag: value}.
 
-    True is a bare flag; None and flags that trials do not inherit from --all are omitted.
+    True is a bare flag; None and flags of the --all command itself are omitted.
     """
     words = []
     for flag, value in flags.items():

@@ -96,7 +96,8 @@ class Figure(NamedTuple):
     claims: tuple = ()
     tuned: tuple = ()  # flags tuned per encoding, which do not define cells
     note: str = ""
-    # Plots show each metric over flag(s) x, one line per encoding, or `curves` if given
+    # Plots show each metric over flag x, one line per encoding, or `curves` if given. x can
+    # also be "pe", or ("pe", flags), for points side by side for each setting of the flags
     x: str | tuple = "vocab"
     curves: Callable | None = None  # Result -> iterable of (panel, encoding, {x: y})
     y: str = "token accuracy"  # y label of the curves
@@ -193,13 +194,13 @@ def accuracies_over(flag, results):
     return zip(*sorted((r.flags[flag], r.values["token accuracy"]) for r in results))
 
 
-def crossing(xs, ys, limit):
-    """Return the first x where ys, linearly interpolated, fall below a limit."""
-    if ys[0] < limit:
+def crossing(xs, ys, threshold):
+    """Return the first x where ys, linearly interpolated, fall below a threshold."""
+    if ys[0] < threshold:
         return CensoredBelow(xs[0])
     for (left, before), (right, after) in itertools.pairwise(zip(xs, ys)):
-        if after < limit:
-            return left + (before - limit) / (before - after) * (right - left)
+        if after < threshold:
+            return left + (before - threshold) / (before - after) * (right - left)
     return CensoredAbove(xs[-1])
 
 
@@ -238,16 +239,18 @@ def speed_up(label, at):
     return Measure(label, ("pe", "iterations", "lr"), compute, np.exp2, "x")
 
 
-AREA = Measure("area under token accuracy over log2 K", ("vocab",), area_over_log2_k)
+AREA = Measure("mean token accuracy over log2 K", ("vocab",), area_over_log2_k)
 K95, K80 = k_at(0.95), k_at(0.80)
 OVER_K = AREA, K95, K80
 SPEED_UPS = (
     speed_up(
         "speed-up by PE at PE's accuracy at 1x",
+        # The budget at which no PE reaches this accuracy; `crossing` expects a fall
         lambda budgets, no_pe, pe: crossing(budgets, np.negative(no_pe), -pe[0]),
     ),
     speed_up(
         "speed-up by PE at the baseline's final accuracy",
+        # The longest budget over that at which PE reaches this accuracy
         lambda budgets, no_pe, pe: crossing(budgets[-1] - budgets[::-1], pe[::-1], no_pe[-1]),
     ),
 )

@@ -42,7 +42,7 @@ def run(script, trials, n_parallel, gpus):
 
     def format_progress():
         active = [trial for trial, _ in running.values()]
-        left = format_left(active + waiting, progress, n_parallel)
+        left = format_time_left(active + waiting, progress, n_parallel)
         accuracies = format_accuracies(active, progress)
         return f"{codes.count(0)} of {count} trials done{left}{accuracies}"
 
@@ -92,7 +92,7 @@ def start(script, trial, n_parallel, gpu):
         )
 
 
-def format_left(trials, progress, n_parallel):
+def format_time_left(trials, progress, n_parallel):
     """Return the estimated time left; update `progress` from each progress.json.
 
     Trials without progress are assumed to take the mean duration of the others.
@@ -100,11 +100,11 @@ def format_left(trials, progress, n_parallel):
     for trial in trials:
         path = trial.folder / "progress.json"
         with contextlib.suppress(Exit), files.reading(path):  # a power cut may have damaged it
-            if found := files.read_json(path):
-                progress[trial.folder] = {name: float(found[name]) for name in PROGRESS}
+            if content := files.read_json(path):
+                progress[trial.folder] = {name: float(content[name]) for name in PROGRESS}
     if not progress or not trials:
         return ""
-    mean = statistics.mean(found["duration"] for found in progress.values())
+    mean = statistics.mean(x["duration"] for x in progress.values())
     unknown = dict(fraction=0, duration=mean)
     reports = [progress.get(trial.folder, unknown) for trial in trials]
     left = sum((1 - x["fraction"]) * x["duration"] for x in reports)
@@ -114,7 +114,7 @@ def format_left(trials, progress, n_parallel):
 def format_accuracies(trials, progress):
     """Return the latest training accuracy of each trial that has one."""
     latest = [progress[trial.folder] for trial in trials if trial.folder in progress]
-    accuracies = [f"{found['accuracy']:.2f}" for found in latest]
+    accuracies = [f"{x['accuracy']:.2f}" for x in latest]
     return f"  running trials' accuracy: {', '.join(accuracies)}" if latest else ""
 
 

@@ -153,7 +153,7 @@ def draw_samples(ax, samples, width, color, marker, label):
     """Draw means with 95% CIs: as a line if `width` is 0, else as points beside all values."""
     stride = len(samples) // 20 + 1  # of markers and error bars
     estimates = [estimate([ys]) for ys in samples.values()]
-    margins = [found.margin if found else 0 for found in estimates]
+    margins = [x.margin if x else 0 for x in estimates]
     means = [np.mean(ys) for ys in samples.values()]
     ax.errorbar(
         samples.keys(),
@@ -173,8 +173,8 @@ def draw_samples(ax, samples, width, color, marker, label):
 def add_legend(fig, counts):
     handles = {}
     for ax in fig.axes:
-        found, labels = ax.get_legend_handles_labels()
-        handles.update(zip(labels, found))
+        ax_handles, labels = ax.get_legend_handles_labels()
+        handles.update(zip(labels, ax_handles))
     n = ", ".join(map(str, sorted(counts)))
     fig.legend(
         handles.values(),

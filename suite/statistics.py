@@ -61,15 +61,18 @@ def estimate(samples, signs=(1,)):
 
 
 def mean_and_variance(sample):
-    """Return the mean and its variance, both exact if all values are equal."""
+    """Return the mean and its squared standard error, both exact if all values are equal."""
     shifted = np.subtract(sample, sample[0])
     return sample[0] + shifted.mean(), shifted.var(ddof=1) / len(sample)
 
 
 # -- Multiple tests
 def directional_p(estimates):
-    """Return doubled one-sided p-values: all values above 0; any below 0 (Bonferroni)."""
-    p_below = min(found.p_below for found in estimates)
+    """Return two p-values, each doubled for two directions of the test.
+
+    The first is for all values above 0, the second, with Bonferroni, for any below 0.
+    """
+    p_below = min(x.p_below for x in estimates)
     return 2 * (1 - p_below), 2 * p_below * len(estimates)
 
 

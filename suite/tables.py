@@ -33,12 +33,12 @@ def format_p(p):
     return "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0")
 
 
-def format_difference(estimate):
+def format_difference(difference):
     """Return the difference with its 95% CI, and its p-value, as text."""
-    if estimate is None:
+    if difference is None:
         return ["-", "-"]
-    low, high = estimate.interval()
-    return [f"{estimate.value:+.3f} [{low:+.3f}, {high:+.3f}]", format_p(estimate.p())]
+    low, high = difference.interval()
+    return [f"{difference.value:+.3f} [{low:+.3f}, {high:+.3f}]", format_p(difference.p())]
 
 
 def is_censored(measurement):
@@ -52,7 +52,7 @@ def format_mean(measured, measure):
         return "-"
     n, show = len(values), measure.show
     n_censored = sum(map(is_censored, measured))
-    mean, found = show(np.mean(values)), estimate([values])
+    mean, of_values = show(np.mean(values)), estimate([values])
     decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four digits
     text = f"{mean:,.{decimals}f}"
     if n_censored:
@@ -60,10 +60,10 @@ def format_mean(measured, measure):
             sign = ">" if isinstance(values[0], CensoredAbove) else "<"
             text = f"{sign}{mean:g}{measure.unit}"
         text += f" ({n_censored} of {n} censored)"
-    elif found and show is float:
-        text += f" ±{found.margin:,.{decimals}f}"
-    elif found:
-        low, high = map(show, found.interval())
+    elif of_values and show is float:
+        text += f" ±{of_values.margin:,.{decimals}f}"
+    elif of_values:
+        low, high = map(show, of_values.interval())
         text += f" [{low:,.{decimals}f}, {high:,.{decimals}f}]"
     return text if n == len(measured) else f"{text} (n = {n})"
 
@@ -91,7 +91,7 @@ def default_contrasts(trials):
     return [compare_encodings("sin", pe) for pe in ["none", *control]]
 
 
-def evaluate(contrast, measured):
+def estimate_contrast(contrast, measured):
     """Return the Estimate of a contrast; None if there are too few seeds."""
     signs, cells = zip(*contrast.terms())
     samples = []
@@ -106,7 +106,7 @@ def evaluate(contrast, measured):
 
 # -- The tables of a figure
 def key_flags(figure, results):
-    """Return the flags that distinguish cells: they have several values for a model."""
+    """Return the flags that distinguish cells: the model, and flags that vary within one."""
     n_models = len(cells_of(results, ["model"]))
     keys = ["model"] if n_models > 1 else []
     for flag in dict.fromkeys(itertools.chain(*(x.flags for x in results))):
@@ -197,13 +197,13 @@ def table_rows(keys, encodings, measured, measure):
     arms = [{}] if "pe" in measure.over else [dict(pe=pe) for pe in encodings]
     for cell in cells_of(measured, keys, measure.over):
         in_cell = select(measured, cell)
-        words = [format_flag(key, cell.get(key, "")) for key in keys]
-        words += [format_mean(select(in_cell, arm), measure) for arm in arms]
+        row = [format_flag(key, cell.get(key, "")) for key in keys]
+        row += [format_mean(select(in_cell, arm), measure) for arm in arms]
         for contrast in default_contrasts(in_cell):
             trials = select(in_cell, contrast.high) + select(in_cell, contrast.low)
-            found = None if any(map(is_censored, trials)) else evaluate(contrast, in_cell)
-            words += format_difference(found)
-        yield words
+            is_known = not any(map(is_censored, trials))
+            row += format_difference(estimate_contrast(contrast, in_cell) if is_known else None)
+        yield row
 
 
 def contrast_table(figure, results, measures):
@@ -215,7 +215,7 @@ def contrast_table(figure, results, measures):
         for cell in cells_of(measured, keys, set().union(*sides)):
             if all(select(measured, cell | flags) for flags in sides):
                 label = ", ".join([contrast.label, *name_cell(cell)])
-                difference = evaluate(contrast, select(measured, cell))
+                difference = estimate_contrast(contrast, select(measured, cell))
                 rows.append([label, *format_difference(difference)])
     return align(rows)
 
@@ -247,8 +247,8 @@ def judge_claim(claim, link, results):
     measure = as_measure(claim.measure)
     measured = select(measurements(results, measure), claim.cell)
     contrasts = [claim.contrast] if claim.contrast else default_contrasts(measured)
-    estimates = [evaluate(contrast, measured) for contrast in contrasts]
-    differences = [format_difference(found)[0] for found in estimates]
+    estimates = [estimate_contrast(contrast, measured) for contrast in contrasts]
+    differences = [format_difference(x)[0] for x in estimates]
     if claim.contrast:
         subject, means = claim.contrast.label, ["-"] * 3
     else:

@@ -19,7 +19,7 @@ from suite.progress import LiveLine, format_eta
 
 
 def train(task):
-    """Train a trial, starting from its last checkpoint; evaluate it; return the exit code."""
+    """Run a trial from its last checkpoint, if any: train, evaluate; return the exit code."""
     if files.is_finished(task):
         print(f"{task.folder} is finished already (--overwrite retrains)")
         return files.show(task)
@@ -62,8 +62,8 @@ class Training:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of curve.csv
         self.iteration, self.seconds, self.curve = 0, 0.0, []
-        self.generators = [torch, torch.cuda] if device.type == "cuda" else [torch]
-        self.earlier = []  # records of earlier processes of this trial
+        self.rng_modules = [torch, torch.cuda] if device.type == "cuda" else [torch]
+        self.previous_records = []  # of earlier processes of this trial
         self.record = {
             "task": task.name,
             "config": task.config,
@@ -127,8 +127,13 @@ class Training:
 
     def tensors(self):
         """Return the tensors that a training step changes."""
-        moments = [x for state in self.optimizer.state.values() for x in state.values()]
-        return [*self.model.parameters(), *self.model.buffers(), *moments, *self.sums.values()]
+        optimizer_state = [x for state in self.optimizer.state.values() for x in state.values()]
+        return [
+            *self.model.parameters(),
+            *self.model.buffers(),
+            *optimizer_state,
+            *self.sums.values(),
+        ]
 
     # -- setup, checkpoints and results
 
@@ -140,8 +145,8 @@ class Training:
             (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
-        model = f"{self.record['parameters']:,} parameters on {self.record['device']}"
-        print(f"{self.folder}: {model}, starting from iteration {self.iteration}")
+        summary = f"{self.record['parameters']:,} parameters on {self.record['device']}"
+        print(f"{self.folder}: {summary}, starting from iteration {self.iteration}")
         self.build_step()
 
     def load_checkpoint(self):
@@ -172,9 +177,9 @@ class Training:
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
-        self.curve, self.earlier = saved["rows"], saved["processes"]
-        for generator, state in zip(self.generators, saved["rng_states"]):
-            generator.set_rng_state(state.cpu())
+        self.curve, self.previous_records = saved["rows"], saved["processes"]
+        for module, state in zip(self.rng_modules, saved["rng_states"]):
+            module.set_rng_state(state.cpu())
 
     def save(self):
         """Write curve.csv and last.pt; the old last.pt becomes previous.pt."""
@@ -186,8 +191,8 @@ class Training:
             "rows": self.curve,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng_states": [generator.get_rng_state() for generator in self.generators],
-            "processes": [*self.earlier, self.record | {"until": self.iteration}],
+            "rng_states": [module.get_rng_state() for module in self.rng_modules],
+            "processes": [*self.previous_records, self.record | {"until": self.iteration}],
         }
         text = "iteration,loss,accuracy,learning_rate,seconds\n"
         for row in self.curve:
@@ -201,8 +206,8 @@ class Training:
         files.save(path, {"config": self.task.config, "model": self.model.state_dict()})
 
     def require_finite(self):
-        numbers = [*self.sums.values(), *self.model.parameters()]
-        if not torch.stack([x.isfinite().all() for x in numbers]).all():
+        tensors = [*self.sums.values(), *self.model.parameters()]
+        if not torch.stack([x.isfinite().all() for x in tensors]).all():
             kept = "the last checkpoint is kept"
             raise Exit(NOT_FINITE, f"training diverged by iteration {self.iteration}; {kept}")
 
@@ -228,17 +233,19 @@ class Training:
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
         left = format_eta((iterations / i - 1) * self.seconds)
-        done = f"{i / iterations:.0%}  {left}  train accuracy {accuracy:.4f}  loss {loss:.4f}"
-        return f"{done}  iteration {i}/{iterations}, {i / self.seconds:.3g} it/s"
+        progress = (
+            f"{i / iterations:.0%}  {left}  train accuracy {accuracy:.4f}  loss {loss:.4f}"
+        )
+        return f"{progress}  iteration {i}/{iterations}, {i / self.seconds:.3g} it/s"
 
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
         if self.iteration < self.args.iterations:  # --evaluate with a damaged last.pt
             raise Exit(FAILED, f"{self.folder} has no checkpoint of its last iteration")
         self.model.eval()
-        record, earlier = self.record, self.earlier
+        record, earlier = self.record, self.previous_records
         if self.args.evaluate:  # keep the provenance of training
-            *earlier, trained = self.earlier
+            *earlier, trained = self.previous_records
             record = trained | {"evaluated": self.record}
         result = record | {
             "earlier": earlier,
