@@ -1590,14 +1590,14 @@ def test_numbers_in_the_text_are_in_generated_tables():
 def test_the_readmes_claims_have_numbers_of_their_figures_in_results():
     texts = RESULTS.replace("section4.1", "section41").split("\n### ")
     sections = {text.split("\n")[0].replace(".py ", "py-"): text for text in texts}
-    rows = README.partition("## The paper's claims")[2].split("\n|")[3:]
-    assert len(rows) == 11
-    for row in rows:
-        text = sections[row.partition("RESULTS.md#")[2].partition(")")[0]]
-        found = [float(x) * scale for x in re.findall(r"\d+\.\d+", text) for scale in (1, 100)]
-        known = {f"{x:.{digits}f}" for x in found for digits in (0, 1, 2)}
-        cells = "|".join(row.split("|")[3:6])
-        assert known.issuperset(re.findall(r"(?<!\()\d+\.?\d*", cells)), row
+    links = re.findall(r"(?m)^\|.*RESULTS.md#(.*?)\)(.*)", README)
+    assert len(links) == 11
+    for link, cells in links:
+        found = re.findall(r"\d+\.\d+", sections[link])
+        known = {
+            f"{float(x) * scale:.{n}f}" for x in found for scale in (1, 100) for n in range(3)
+        }
+        assert known.issuperset(re.findall(r"\d+\.?\d*", cells)), link
 
 
 def test_the_readmes_example_is_that_of_the_committed_results():
