@@ -134,7 +134,7 @@ def describe_provenance(finished):
     )
     if n_dirty:
         provenance += f" with local changes ({n_dirty} of {len(finished)})"
-    return f"median {seconds:,.0f} s; {provenance}"
+    return f"median training time {seconds:,.0f} s; {provenance}"
 
 
 def section(task_class, name, results, args):
@@ -148,9 +148,11 @@ def section(task_class, name, results, args):
     finished = finished_of(results)
     if not finished:
         yield "; ".join(title)
-        yield f"to train them: python {task_class.script()} --scale {args.scale} --all {name}"
+        words = shlex.join(["--scale", args.scale, "--all", name, *args.words])
+        yield f"to train them: python {task_class.script()} {words}"
         return
-    plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.words else ''}.svg"
+    selection = "".join(args.words).replace("/", "_")
+    plot = f"{task_class.name}-{name}-{args.scale}{selection}.svg"
     link = plot_link(figure, finished, Path(args.out, "figures", plot), args.write)
     yield "; ".join(title)
     yield describe_provenance(finished) + link
@@ -235,7 +237,7 @@ def find_task_class(script):
     """Return the Task subclass defined in a script of the suite or of a user."""
     path = Path(script)
     if path.suffix != ".py" or not path.is_file():
-        raise UsageError(f"no such script: {script}")
+        raise UsageError(f"no such script or folder: {script}")
     sys.path.insert(0, str(path.resolve().parent))
     for value in vars(importlib.import_module(path.stem)).values():
         is_local = isinstance(value, type) and value.__module__ == path.stem
@@ -283,8 +285,10 @@ def dispatch(args, names):
 
 def print_tables(args, script="", *names):
     known = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
-    if not known or set(names) - {name for _, name in known}:
-        choices = ", ".join(name for _, name in known) or "none"
+    if not known:
+        raise UsageError(f"no figure has trials at --scale {args.scale}")
+    if set(names) - {name for _, name in known}:
+        choices = ", ".join(name for _, name in known)
         raise UsageError(f"no such figure at --scale {args.scale}; choose from: {choices}")
     lines = []
     for task_class, name in known:

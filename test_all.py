@@ -815,12 +815,12 @@ def test_four_signals_save_and_the_same_command_ends_bitwise_identical():
     for number in SIGNALS:
         with workplace():
             said = child_ends(75, f"{LONG} --overwrite", task_with_signal(number))
-            assert "the same command without --overwrite continues" in said
+            assert "run the same command without --overwrite again to resume" in said
             assert load_last()["iteration"] == 25
             progress = read_json(folder_in() / "progress.json")
             assert progress["fraction"] == 20 / 60 and progress["duration"] > 0
             said = child_ends(75, LONG, task_with_signal(number, at="the end"))
-            assert "the same command continues" in said
+            assert "run the same command again to resume" in said
             finish([25, 60])
 
 
@@ -848,9 +848,12 @@ def test_a_signal_while_pytorch_is_imported_ends_with_75_and_one_line():
     for script, number in zip(scripts, cycle(SIGNALS)):
         Path("torch.py").write_text(FAKE_TORCH.format(int(number)))
         code, _, err = run(sys.executable, HERE / script, **options)
-        assert (code, err) == (75, f"{script}: stopped; the same command continues\n")
+        assert (code, err) == (75, f"{script}: stopped; run the same command again to resume\n")
         code, _, err = run_element("0", PATH=f"{here}:{os.environ['PATH']}", **options)
-        assert (code, err) == (75, "reverse.py: stopped; the same command continues\n")
+        assert (code, err) == (
+            75,
+            "reverse.py: stopped; run the same command again to resume\n",
+        )
 
 
 def print_to_nobody(stream):

@@ -55,7 +55,7 @@ def set_blocking(blocking):
 def exit_now(code):
     """Exit immediately; safe at any time because file writes are atomic."""
     without = " without --overwrite" if "--overwrite" in sys.argv else ""
-    line = f"{Path(sys.argv[0]).name}: stopped; the same command{without} continues\n"
+    line = f"{Path(sys.argv[0]).name}: stopped; run the same command{without} again to resume\n"
     with contextlib.suppress(OSError):
         os.write(2, os.fsencode(line))
     set_blocking(True)  # the shell shares the terminal

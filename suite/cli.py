@@ -90,12 +90,12 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures)
     execution.add_argument(
         "--list",
-        help="print commands of a figure's trials (default: all figures), filtered by flags",
+        help="print commands of a figure's trials (no name: all figures), filtered by flags",
         **figure,
     )
     execution.add_argument(
         "--all",
-        help="train a figure's trials (default: all figures), filtered by flags; then report",
+        help="train a figure's trials (no name: all figures), filtered by flags; then report",
         **figure,
     )
     return vars(parser.parse_args(argv))
@@ -208,8 +208,14 @@ def trials_of_figure(task_class, given, figure):
     seeds replace the rows' seeds, and --index selects one trial.
     """
     scale, trials = given.get("scale", "paper"), {}
-    for name in [figure] if figure else task_class.figures:
-        for row in task_class.figures[name].grids.get(scale, []):
+    subject = f"{figure or task_class.script()} at --scale {scale}"
+    grids = [
+        task_class.figures[name].grids for name in ([figure] if figure else task_class.figures)
+    ]
+    if not any(scale in grid for grid in grids):
+        raise UsageError(f"{subject} has no trials")
+    for grid in grids:
+        for row in grid.get(scale, []):
             if any(given.get(k, x) != x for k, x in row.items() if k != "seed"):
                 continue
             for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
@@ -220,7 +226,6 @@ def trials_of_figure(task_class, given, figure):
     if "index" in given:
         trials = trials[given["index"] :][:1]
     if not trials:
-        subject = f"{figure or task_class.script()} at --scale {scale}"
         raise UsageError(f"{subject} has no trial with these flags or this --index")
     return trials
 

@@ -180,7 +180,7 @@ def show(task):
 
 def show_example(inputs, targets, predictions):
     """Print up to 16 integers of each row; stars mark wrong predictions."""
-    print("test sequence (up to 16 tokens of each row); *: wrong")
+    print(f"test sequence{' (first 16 tokens)' if len(inputs) > 16 else ''}; *: wrong")
     marked = [x if x == target else f"{x}*" for x, target in zip(predictions, targets)]
     width = max(len(str(x)) for x in (*inputs, *marked))
     for name, row in dict(input=inputs, target=targets, output=marked).items():

@@ -233,10 +233,9 @@ class Training:
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
         left = format_eta((iterations / i - 1) * self.seconds)
-        progress = (
-            f"{i / iterations:.0%}  {left}  train accuracy {accuracy:.4f}  loss {loss:.4f}"
-        )
-        return f"{progress}  iteration {i}/{iterations}, {i / self.seconds:.3g} it/s"
+        metrics = f"train accuracy {accuracy:.4f}  loss {loss:.4f}"
+        speed = f"iteration {i}/{iterations}, {i / self.seconds:.3g} it/s"
+        return f"{i / iterations:4.0%}  {left}  {metrics}  {speed}"
 
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
