@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
     inputs: torch.Tensor  # (B, T) integers; K is the command token
     targets: torch.Tensor  # (B, M)
-    steps: slice | torch.Tensor  # target steps: a slice for all rows, or (B, M)
+    steps: slice | torch.Tensor  # of the targets: a slice, (B, M), or rows of packed inputs
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
     commands: int = 0  # number of final steps, at which all rows read the command
     sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py

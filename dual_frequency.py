@@ -104,7 +104,7 @@ class DualFrequency(Reverse):
         return self.batch_with_commands(rows, rows.gather(1, position), steps)
 
     def summarise(self, metrics, correct):
-        """Drop sequence accuracy and edit distance: each row has one target."""
+        """Add accuracy by condition and target position; keep metrics of single targets."""
         by_condition = correct.reshape(4, self.length, -1).mean(2)  # (4, L)
         return {
             "token_accuracy": metrics["token_accuracy"],

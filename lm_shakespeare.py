@@ -40,7 +40,7 @@ ENCODINGS = {  # what is added to the embeddings
     "layernorm-learned": common.Learned,
 }
 TOKENIZERS = ["char", "word", "bpe"]
-TYPES = 159  # with BPE (Charles and Lau)
+BPE_TYPES = 159  # vocabulary size (Charles and Lau)
 
 
 class Shakespeare(Task):
@@ -87,7 +87,7 @@ class Shakespeare(Task):
 
     @classmethod
     def defaults(cls, args):
-        return {}  # none applies
+        return {}  # no default depends on other flags
 
     def check(self):
         a = self.args
@@ -108,12 +108,14 @@ class Shakespeare(Task):
 
     def build(self, device):
         context = self.args.context
-        self.types, self.parts = tokenize(self.text, self.args.tokenizer)
-        limit = min(map(len, self.parts))
+        self.types, self.splits = tokenize(self.text, self.args.tokenizer)
+        limit = min(map(len, self.splits))
         if context >= limit:
-            raise UsageError(f"--context {context} must be below {limit}, a split's tokens")
+            raise UsageError(
+                f"--context {context} must be below {limit}, the tokens of the smaller split"
+            )
         self.eval_batch = max(1, 2**14 // context)  # windows per evaluation batch
-        self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.parts]
+        self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.splits]
 
     def model(self):
         a = self.args
@@ -150,9 +152,9 @@ class Shakespeare(Task):
             "valid_perplexity": self.perplexity_of(model, valid),
             "train_perplexity": self.perplexity_of(model, train),
             "types": len(self.types),
-            "train_tokens": len(self.parts[0]),
-            "valid_tokens": len(self.parts[1]),
-            "valid_characters": sum(len(self.types[n]) for n in self.parts[1].tolist()),
+            "train_tokens": len(self.splits[0]),
+            "valid_tokens": len(self.splits[1]),
+            "valid_characters": sum(len(self.types[n]) for n in self.splits[1].tolist()),
             "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
             "score_by_distance": score_by_distance(model, valid[: self.eval_batch, :-1]),
         }
@@ -231,23 +233,23 @@ def tokenize(text, name):
     """Return types and tokens, [training (first 90% of characters or words), validation]."""
     pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else list(text)
     types, tokens = np.unique(pieces, return_inverse=True)
-    types, parts = types.tolist(), np.split(tokens, [len(tokens) * 9 // 10])
+    types, splits = types.tolist(), np.split(tokens, [len(tokens) * 9 // 10])
     if name == "bpe":
-        if len(types) > TYPES:
-            raise UsageError(f"--tokenizer bpe: over {TYPES} distinct characters")
-        types, parts = byte_pair_encode(types, parts)
-    return types, [torch.tensor(part) for part in parts]
+        if len(types) > BPE_TYPES:
+            raise UsageError(f"--tokenizer bpe: over {BPE_TYPES} distinct characters")
+        types, splits = byte_pair_encode(types, splits)
+    return types, [torch.tensor(split) for split in splits]
 
 
-def byte_pair_encode(types, parts):
-    """Apply BPE: repeatedly merge the most frequent pair of `parts[0]` into a new type."""
-    parts = [bytes(part.tolist()) for part in parts]
-    for new in range(len(types), TYPES):
-        n = np.frombuffer(parts[0], np.uint8).astype(int)
+def byte_pair_encode(types, splits):
+    """Apply BPE: repeatedly merge the most frequent pair of `splits[0]` into a new type."""
+    splits = [bytes(split.tolist()) for split in splits]
+    for new in range(len(types), BPE_TYPES):
+        n = np.frombuffer(splits[0], np.uint8).astype(int)
         a, b = divmod(np.bincount(256 * n[:-1] + n[1:]).argmax(), 256)  # ties: the lowest
         types = [*types, types[a] + types[b]]
-        parts = [x.replace(bytes([a, b]), bytes([new])) for x in parts]  # from the left
-    return types, [list(part) for part in parts]
+        splits = [x.replace(bytes([a, b]), bytes([new])) for x in splits]  # from the left
+    return types, [list(split) for split in splits]
 
 
 # -- The model: pre-norm blocks of causal attention and a ReLU MLP; N(0, 0.02^2) init

@@ -145,9 +145,9 @@ class WikiText(Task):
     def evaluate(self, model, engine):
         metrics = {}
         for name in ("test", "valid"):
-            known, every = self.perplexities(model, self.splits[name], engine)
-            metrics[f"{name}_perplexity"] = known
-            metrics[f"{name}_perplexity_with_unknown"] = every
+            of_known, of_all = self.perplexities(model, self.splits[name], engine)
+            metrics[f"{name}_perplexity"] = of_known
+            metrics[f"{name}_perplexity_with_unknown"] = of_all
         splits = self.splits.items()
         unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
         return metrics | {
@@ -238,10 +238,10 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     inputs = torch.arange(len(real)) % vocab
     inputs[real] = batch.inputs
     count = math.ceil(pairs * PARTS / len(real)) * len(real) // PARTS
-    steps = torch.cat([real.nonzero(), (~real).nonzero()])[:count, 0]  # real rows first
+    target_rows = torch.cat([real.nonzero(), (~real).nonzero()])[:count, 0]  # real ones first
     targets = F.pad(batch.targets, (0, count - pairs), value=UNKNOWN)
     sizes = torch.full_like(sizes, paragraphs)
-    return Batch(inputs, targets, steps, targets != UNKNOWN, sizes=sizes)
+    return Batch(inputs, targets, target_rows, targets != UNKNOWN, sizes=sizes)
 
 
 def move(batch, device):
@@ -305,7 +305,7 @@ def make_tokens(data, vocab, folder):
 
 
 class Split:
-    """A split's tokens, and the starts and lengths of its paragraphs with a target."""
+    """A split's tokens; starts and target counts (at most `length`) of its paragraphs."""
 
     def __init__(self, folder, name, length):
         ends = np.fromfile(folder / f"{name}.ends", "<i8")

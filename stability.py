@@ -10,7 +10,7 @@
 
 Evaluates all snapshots of a dual_frequency.py trial and writes stability.json beside its
 result.json. Shapes: P pairs, S sequences, T steps up to the answer, D outputs, H hidden size,
-K vocabulary, G gate inputs.
+K vocabulary, G input channels of the layer (gate pre-activations; S4D: H).
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
@@ -75,7 +75,7 @@ def stability(model, a, b, target, chunk_size=64):
 
 
 def weighted_cosine(inner):
-    """Return (P,) from inner(m, n) = <J_i^m, J_i^n> (P, D); 0 is A and 1 is B."""
+    """Return (P,), given inner(m, n) = <J_i^m, J_i^n> (P, D) of sequences 0 (A) and 1 (B)."""
     ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
     total = (aa * bb).sqrt().sum(-1)  # normalises the weights
     return (ab.sum(-1) / total.clamp(min=torch.finfo(total.dtype).tiny)).clamp(-1, 1)
@@ -94,7 +94,7 @@ def recurrent_similarity(layer, inputs, target):
         # Given the product, a step is elementwise: the sum's gradient holds all derivatives
         with torch.enable_grad():
             old = product.requires_grad_(), state[0].requires_grad_()
-            new = cell.compute(*cell.gates(x, product, bias), old[1])[-parts:]
+            new = cell.update(*cell.preactivations(x, product, bias), old[1])[-parts:]
             grads.append([torch.autograd.grad(z.sum(), old, retain_graph=True) for z in new])
         state = [part.detach() for part in new]
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
@@ -149,8 +149,8 @@ def s4d_similarity(layer, inputs, target):
     mixed = F.linear(F.gelu(y), weight, bias)  # a and b
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
     p, q = (part.chunk(2) for part in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
-    # w up to a factor common to all channels. It excludes the input weight (exp(dt A) - 1) / A,
-    # which is in the state (Gu et al., 2022)
+    # w without its constant factor, which cancels. The input weight (exp(dt A) - 1) / A is part
+    # of the state, hence not of w (Gu et al., 2022)
     decay = (layer.discretise()[0] * (len(inputs) - target)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
     w2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
@@ -170,7 +170,7 @@ def elementwise_grad(function, x):
 
 # -- The trials
 class Stability(DualFrequency):
-    """Evaluate a dual_frequency.py trial, `trained`, whose folder and flags it shares."""
+    """Evaluate a dual_frequency.py trial, `source_trial`, whose folder and flags it shares."""
 
     name, file = "stability", "stability.json"
     flags = (
@@ -197,10 +197,10 @@ class Stability(DualFrequency):
     def __init__(self, args, config, folder):
         # --overwrite repeats only this part
         off = dict(overwrite=False, evaluate=False)
-        self.trained = cli.make_task(DualFrequency, vars(args) | off)
+        self.source_trial = cli.make_task(DualFrequency, vars(args) | off)
         # Checked, but not in the folder's name
         config |= dict(pairs=args.pairs, target=args.target)
-        super().__init__(args, config, self.trained.folder)
+        super().__init__(args, config, self.source_trial.folder)
 
     def check(self):
         super().check()
@@ -218,9 +218,9 @@ class Stability(DualFrequency):
         """Train with --train, evaluate unless done, and print the last stabilities."""
         path = self.folder / self.file
         if not files.is_finished(self):
-            if not self.args.train and not files.is_finished(self.trained):
+            if not self.args.train and not files.is_finished(self.source_trial):
                 raise UsageError(f"{self.folder} is not finished: use --train to train it")
-            training.train(self.trained)
+            training.train(self.source_trial)
             with files.lock(self.folder):
                 files.write_json(path, self.measure())
         with files.reading(path):
@@ -243,19 +243,19 @@ class Stability(DualFrequency):
         model = self.model().to(device)
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
-        found = {condition: {} for condition in CONDITIONS}
+        by_condition = {condition: {} for condition in CONDITIONS}
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
             with files.reading(path):
-                files.require_flags(snapshot["config"], self.trained.config)
+                files.require_flags(snapshot["config"], self.source_trial.config)
                 model.load_state_dict(snapshot["model"])
             per_pair = stability(model, a, b, args.target)
             means = per_pair.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
-                found[condition][iteration] = mean
+                by_condition[condition][iteration] = mean
             print(f"snapshot {iteration}:", *[f"{mean:.4f}" for mean in means])
         return {
-            "by_condition": found,
+            "by_condition": by_condition,
             "task": self.name,
             "seconds": time.perf_counter() - started,
             "config": self.config,
@@ -274,7 +274,7 @@ def gaps(result):
     return over_snapshots(result, AMONG_FREQUENT) - over_snapshots(result, AMONG_RARE)
 
 
-def gap_at_first(result):
+def initial_gap_excess(result):
     """Return the first snapshot's gap minus the mean over all."""
     by_snapshot = gaps(result)
     return by_snapshot[0] - by_snapshot.mean()
@@ -302,7 +302,7 @@ DESK = [row | dict(pairs=256) if row["model"] == "s4d" else row for row in FIG3[
 Stability.figures["fig5"] = Figure(
     "Gradient stability (target/disturbants)",
     FIG3 | {"desk": DESK},
-    METRICS | {"Frequent - Rare: first snapshot - mean of snapshots": gap_at_first},
+    METRICS | {"Frequent - Rare: first snapshot - mean of snapshots": initial_gap_excess},
     **OPTIONS,
 )
 Stability.figures["fig5-fresh"] = Figure(

@@ -96,9 +96,9 @@ BATTERY = [  # every synthetic task, with flags
     (Predecessor, ""),
     (Rarity, "--meanings 2"),
 ]
-PAPERS = "gru", "lstm", "s4d"
-TABLES = "sin", "random", "learned"
-VECTORS = *TABLES, "constant", "ramp", "counter", "shuffled"  # encodings with a table
+PAPER_MODELS = "gru", "lstm", "s4d"
+PAPER_ENCODINGS = "sin", "random", "learned"
+TABLE_ENCODINGS = *PAPER_ENCODINGS, "constant", "ramp", "counter", "shuffled"
 PLAIN, FAST = machine.Engine("torch"), machine.Engine("fast")
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
@@ -112,7 +112,7 @@ if "--on-gpu" not in sys.argv:
 # -- Command lines, in this process or in others
 @contextlib.contextmanager
 def workplace():
-    """A new folder, and the current one for a while."""
+    """Create a temporary folder and make it the current one."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         yield Path(folder)
 
@@ -297,7 +297,7 @@ def close(got, wanted, tolerance):
 
 
 def assert_fair(counts, expected):
-    """Pearson's statistic is below a bound that a fair draw passes up to e^-10."""
+    """Pearson's statistic is below a bound that fair draws exceed with probability e^-10."""
     free = len(counts) - 1
     statistic = sum((n - mean) ** 2 / mean for n, mean in zip(counts, expected))
     bound = free + 2 * math.sqrt(10 * free) + 20  # Laurent and Massart, 2000
@@ -390,7 +390,7 @@ def test_encodings_are_scaled_joined_and_cut():
     """--amplitude, --combine and --encode."""
     tokens = torch.randn(16, 2, 4)
     unencoded = {"both": slice(0), "input": slice(8, 16), "output": slice(8)}
-    for pe, combine, encode in product(VECTORS, ("concat", "add"), unencoded):
+    for pe, combine, encode in product(TABLE_ENCODINGS, ("concat", "add"), unencoded):
         words = f"--length 8 --embed 4 --pe {pe}"
         vectors = 3 * encoding_of(words).vectors(16).float()
         if pe == "learned":
@@ -725,7 +725,7 @@ def compare_engines(words, script=Reverse):
 def test_engines_agree_with_every_encoding_and_task_and_at_sizes_of_1_to_3():
     combined = "--combine add --amplitude 2", "--bands 0.3:1"
     tasks = cycle(BATTERY)
-    for kind in PAPERS:
+    for kind in PAPER_MODELS:
         for pe, how in product(common.ENCODINGS, combined):
             script, flags = next(tasks)
             compare_engines(f"--length 5 --model {kind} --pe {pe} {how} {flags}", script)
@@ -746,14 +746,14 @@ def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
     patches = [as_on_cuda()]
     patches += [mock.patch.object(common, "rows_per_chunk", lambda w, n=n: n) for n in (1, 6)]
     cases = (VariableLength, "--min-length 3"), (Reverse, "--pe learned"), (Reverse, "")
-    for kind, patch, (script, flags) in product(PAPERS, patches, cases):
+    for kind, patch, (script, flags) in product(PAPER_MODELS, patches, cases):
         with patch:
             compare_engines(f"--length 5 --model {kind} {flags}", script)
 
 
 def test_an_iteration_never_waits_for_its_device():
     """On the meta device what needs a value raises, and so does what meets tensors of a CPU."""
-    for (script, flags), kind in product(BATTERY, PAPERS):
+    for (script, flags), kind in product(BATTERY, PAPER_MODELS):
         task = task_of(f"{SMOKE} --model {kind} {flags}", script, build=True)
         t = training.Training(task, CPU, FAST)
         for owner in t, task, task.held_out:
@@ -1039,7 +1039,7 @@ def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
         while part := os.read(ours, 4096):
             said += part
     assert wait(child) == 0
-    assert re.search(rb"\r\d+%  \S+ left  train accuracy .*\r", said)
+    assert re.search(rb"\r *\d+%  \S+ left  train accuracy .*\r", said)
     log = ends(0, f"{words} --overwrite")
     assert "iteration 100/400" in log and "\r" not in log
 
@@ -1697,7 +1697,7 @@ def test_stability_is_that_of_autograds_jacobian():
         ("dup", 5, 2),
         ("learned", 4, 4, "add"),
     ]
-    for kind, case in product(PAPERS, cases):
+    for kind, case in product(PAPER_MODELS, cases):
         model, a, b = make_case(kind, *case)
         target = case[2]
         wanted = plain_stability(model, a, b, target)
@@ -1891,7 +1891,7 @@ def check_packed(task, model, engine, batches):
 
 def test_packed_paragraphs_equal_those_read_one_by_one():
     write_lm_tokens()
-    cases = list(product(("gru", "lstm"), ("none", "dup", *TABLES)))
+    cases = list(product(("gru", "lstm"), ("none", "dup", *PAPER_ENCODINGS)))
     cases.append(("lstm", "learned --combine add"))
     predicting = len(PIECES) - 1  # of one piece nothing is predicted
     for kind, pe in cases:
@@ -2037,7 +2037,7 @@ def test_cuda_trials_are_the_cpus():
         for name, x in wanted.items():
             if not abs(got.get(name, math.nan) - x) < bound:
                 wrong.append((command, where, way, name, got, wanted))
-    for model in PAPERS:
+    for model in PAPER_MODELS:
         one, two = (found[f"reverse.py --model {model}", "cuda", way] for way in REPEATED)
         if one != two:
             wrong.append((model, "--deterministic", one, two))
@@ -2048,7 +2048,7 @@ def test_cuda_gradients_are_those_of_double_precision():
     """Of 4,000 integers: from some 3,000 on CUDA sums by other kernels."""
     machine.prepare(FAST, torch.device("cuda"))  # products in fp32
     sizes = "--length 16 --batch 250 --hidden 256 --embed 256"
-    for kind, vocab in product((*PAPERS, "mamba"), (300, 2000)):
+    for kind, vocab in product((*PAPER_MODELS, "mamba"), (300, 2000)):
         task = task_of(f"{sizes} --model {kind} --vocab {vocab}", build=True)
         model, batch = task.model().double(), task.training_batch(1)
         loss, _, wanted = gradients(model, batch, PLAIN.features)

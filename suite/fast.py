@@ -62,7 +62,7 @@ def kernel_tables(layer, time):
 
 
 def s4d_features(layer, table, by_step, tokens, steps, compiled):
-    """Return S4D's output (M, B, H); commands start at step n = len(tokens)."""
+    """Return S4D's output (M, B, H) for tokens (n, B) and, at later steps, commands."""
     start, stop = common.span(steps, len(by_step))
     tokens = tokens[:stop]
     n = len(tokens)

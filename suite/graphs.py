@@ -17,7 +17,7 @@ def maybe_compile(function, compiled):
 
 
 @functools.cache
-def compiles():
+def compile_works():
     """Return whether torch.compile works on CUDA; it needs Triton and a C++ compiler."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(8, device="cuda"))
@@ -29,7 +29,10 @@ def compiles():
 
 # -- CUDA graphs: capture a step, then replay it with a single launch
 def capture(step, state, pool):
-    """Return a CUDA graph of `step`; warm-up leaves state() and random generators unchanged."""
+    """Return a CUDA graph of `step`, which changes the tensors of state().
+
+    Warm-up leaves these and the random generators unchanged.
+    """
     before = {x: x.detach().clone() for x in state()}
     # Adam warns outside a graph
     quiet = warnings.catch_warnings(action="ignore")
@@ -51,7 +54,7 @@ def capture(step, state, pool):
 def replayed(step, state):
     """Return a function that replays step(inputs) as a CUDA graph, one for each input shape.
 
-    Before a replay, inputs are copied into the first ones of their shape. All graphs share
+    Before a replay, inputs are copied into those captured for their shapes. All graphs share
     a memory pool, as none keeps data in it between iterations.
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()

@@ -41,7 +41,7 @@ def choose_device(args):
 
 
 def gpus_of_jobs(args):
-    """Return CUDA_VISIBLE_DEVICES for each parallel job: one per GPU, or None per CPU core."""
+    """Return CUDA_VISIBLE_DEVICES of each parallel job: one GPU each, or None per CPU core."""
     if choose_device(args).type == "cpu":
         return [None] * cores()
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -70,9 +70,10 @@ class Engine(NamedTuple):
 
 @functools.cache
 def onednn_is_exact():
-    """Return whether float32 matmuls keep full precision under "bf16", which selects oneDNN.
+    """Return whether oneDNN's float32 matmuls keep full precision.
 
-    On CPUs with bfloat16 matmul instructions, oneDNN rounds to bfloat16.
+    PyTorch uses oneDNN only under the setting "bf16". With it, oneDNN rounds to bfloat16 on
+    CPUs with bfloat16 matmul instructions.
     """
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # `prepare` resets it
@@ -93,7 +94,7 @@ def choose_engine(args, device):
         small_lstm = not cuda and args.model == "lstm" and args.hidden <= 64
         if name == "auto":
             name = "fast" if supported and not small_lstm else "torch"
-    compiled = cuda and name == "fast" and graphs.compiles()
+    compiled = cuda and name == "fast" and graphs.compile_works()
     precision = args.precision or ("tf32" if cuda else "fp32")
     large = args.hidden >= 128  # MKL is faster for small matmuls
     onednn = not cuda and large and "AMD" in device_name(device) and onednn_is_exact()

@@ -10,7 +10,7 @@ their sum. The initial state is zero.
     table (R, G)   each token's part of the gate pre-activations (G = 4H; GRU: 3H)
     by_step (T, G) each time step's part: positional encoding, bias, command
     tokens (n,)    table indices of the first n rows; later rows read by_step alone
-    gates (N, 4H)  pre-activations: i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRU.compute)
+    gates (N, 4H)  pre-activations: i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRU.update)
     state (N, H)   c of the LSTM or h of the GRU, in the weights' precision
     h (N, H)       the output
 """
@@ -27,13 +27,13 @@ def on_cpu(x):
     return x.is_cpu
 
 
-# -- One step without its matmul. CUDA and stability.py use `gates` and `compute`,
+# -- One step without its matmul. CUDA and stability.py use `preactivations` and `update`,
 # which follow torch.nn.
 #
-# On a CPU, steps are in place. `columns` are the four gates. They hold pre-activations, then
-# activations, and after the backward step pre-activation gradients.
-# torch's tanh is slow on some CPUs: we compute 1 - 2 sigmoid(-2x). All terms of x but the
-# GRU's r q are multiplied by -2 before the scan, which is exact.
+# On a CPU, steps are in place. `gate_views` are views of the four gates in one step. They hold
+# pre-activations, then activations, and after the backward step pre-activation gradients.
+# torch's tanh is slow on some CPUs, so we compute tanh(x) = 1 - 2 sigmoid(-2x). All terms of x
+# except the GRU's r q are multiplied by -2 before the scan, which is exact.
 ZERO = torch.zeros(())
 ONE = torch.ones(())
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -42,35 +42,37 @@ tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 class LSTM:
     @staticmethod
-    def gates(x, product, bias):
+    def preactivations(x, product, bias):
         """Sum x (table + by_step) and product (W h_prev) into pre-activations."""
         return (x + product).chunk(4, -1)
 
     @staticmethod
-    def compute(i, f, g, o, c):
+    def update(i, f, g, o, c):
         """Map pre-activations and previous state to the new state and output."""
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         return c, o.sigmoid() * c.tanh()
 
     @staticmethod
-    def step_in_place(columns, prev, state, gates, h, u):
-        """Store s and u instead of g = 1 - 2s and tanh(c) = 1 - 2u."""
+    def step_in_place(gate_views, prev, state, gates, h, u):
+        """Run a step; s = sigmoid(-2x) replaces g = tanh(x) = 1 - 2s; u replaces tanh(c)."""
         gates.sigmoid_()
-        i, f, s, o = columns
+        i, f, s, o = gate_views
         torch.mul(f, prev, out=state)
         state.add_(i).addcmul_(i, s, value=-2)  # c = f c_prev + i g
         torch.mul(state, -2, out=u).sigmoid_()
         torch.addcmul(o, o, u, value=-2, out=h)  # h = o tanh(c)
 
     @staticmethod
-    def backward_in_place(columns, prev, d_h, d_state, d_out, d_columns, gates, u, scratch):
+    def backward_in_place(
+        gate_views, prev, d_h, d_state, d_out, d_gate_views, gates, u, scratch
+    ):
         """Overwrite the gates with their pre-activation gradients.
 
         tanh(x) = 1 - 2s has derivative 4s(1 - s): sigmoid_backward lacks the factor 4.
-        `d_columns` are views of `scratch`.
+        `d_gate_views` are views of `scratch`.
         """
-        i, f, s, o = columns
-        d_i, d_f, d_s, d_o = d_columns
+        i, f, s, o = gate_views
+        d_i, d_f, d_s, d_o = d_gate_views
         d_h.add_(d_out)
         torch.mul(d_h, o, out=d_o)  # d_tanh(c)
         d_state.add_(sigmoid_backward(d_o, u, grad_input=d_o), alpha=4)
@@ -84,22 +86,22 @@ class LSTM:
 
 class GRU:
     @staticmethod
-    def gates(x, product, bias):
+    def preactivations(x, product, bias):
         x_r, x_z, x_n = x.chunk(3, -1)
         q, r, z = product.chunk(3, -1)
         return q + bias, r + x_r, z + x_z, x_n.expand_as(q)
 
     @staticmethod
-    def compute(q, r, z, n, h):
+    def update(q, r, z, n, h):
         """Take q = W_hn h + b_hn, which the reset gate r multiplies."""
         n = (n + r.sigmoid() * q).tanh()
         h = n + z.sigmoid() * (h - n)
         return h, h
 
     @staticmethod
-    def step_in_place(columns, prev, state):
+    def step_in_place(gate_views, prev, state):
         """Write h into the state."""
-        q, r, z, n = columns
+        q, r, z, n = gate_views
         r.sigmoid_()
         z.sigmoid_()
         n.addcmul_(r, q, value=-2).sigmoid_()
@@ -107,10 +109,10 @@ class GRU:
         torch.lerp(n, prev, z, out=state)  # h = n + z (h_prev - n)
 
     @staticmethod
-    def backward_in_place(columns, prev, d_h, d_state, d_out, d_columns):
-        """As in LSTM."""
-        q, r, z, n = columns
-        _, d_r, d_z, d_n = d_columns
+    def backward_in_place(gate_views, prev, d_h, d_state, d_out, d_gate_views):
+        """Overwrite the gates with their gradients, d_state with d_h_prev without W's part."""
+        q, r, z, n = gate_views
+        _, d_r, d_z, d_n = d_gate_views
         d = d_h.add_(d_state).add_(d_out)
         torch.sub(prev, n, out=d_z).mul_(d)
         torch.mul(d, z, out=d_state)  # d_h_prev
@@ -123,28 +125,28 @@ class GRU:
 
 
 # -- On CUDA: what torch.compile fuses into one kernel
-def store(columns, gates):
+def store(gate_views, gates):
     """Copy gate by gate, which compiles to one kernel over (n, H)."""
-    for column, gate in zip(columns, gates):
-        column.copy_(gate)
+    for view, gate in zip(gate_views, gates):
+        view.copy_(gate)
 
 
-def forward_step(cell, table, bias, columns, prev, state, product, by_step, tokens, h):
+def forward_step(cell, table, bias, gate_views, prev, state, product, by_step, tokens, h):
     """Write pre-activations, state and h."""
     x = by_step + table[tokens] if len(tokens) else by_step
-    gates = cell.gates(x.to(state.dtype), product.to(state.dtype), bias)
-    store(columns, gates)
-    new, output = cell.compute(*gates, prev)
+    gates = cell.preactivations(x.to(state.dtype), product.to(state.dtype), bias)
+    store(gate_views, gates)
+    new, output = cell.update(*gates, prev)
     state.copy_(new)
     h.copy_(output)
 
 
-def backward_step(cell, columns, prev, d_h, d_state, d_out, d_columns):
+def backward_step(cell, gate_views, prev, d_h, d_state, d_out, d_gate_views):
     """Write pre-activation gradients; update d_state to the previous step's."""
-    gates = [column.to(prev.dtype) for column in columns]
-    _, vjp = torch.func.vjp(cell.compute, *gates, prev)
+    gates = [view.to(prev.dtype) for view in gate_views]
+    _, vjp = torch.func.vjp(cell.update, *gates, prev)
     *d_gates, d_prev = vjp((d_state, (d_out + d_h).to(prev.dtype)))
-    store(d_columns, d_gates)
+    store(d_gate_views, d_gates)
     d_state.copy_(d_prev)
 
 
@@ -221,9 +223,9 @@ class RecurrentScan(torch.autograd.Function):
             step = partial(maybe_compile(forward_step, compiled), cell, table, bias)
             step_tokens = tokens.tensor_split([*accumulate(sizes[:-1])])
             views = [products, by_step, step_tokens, h.split(sizes)]
-        columns, prev = split_gates(gates, sizes), previous_states(state, sizes)
+        gate_views, prev = split_gates(gates, sizes), previous_states(state, sizes)
         h_prev = previous_rows(h, sizes)
-        for t, arguments in enumerate(zip(columns, prev, state.split(sizes), *views)):
+        for t, arguments in enumerate(zip(gate_views, prev, state.split(sizes), *views)):
             if t:
                 products[t].addmm_(h_prev[t - 1], recurrent, beta=int(cpu))
             step(*arguments)
@@ -238,21 +240,21 @@ class RecurrentScan(torch.autograd.Function):
         cell, sizes, compiled, table_rows = ctx.settings
         h, state = h.detach(), state.detach()  # to avoid recompilation
         B, (G, H) = sizes[0], matmul_weight.shape
-        columns, prev = split_gates(gates, sizes), previous_states(state, sizes)
+        gate_views, prev = split_gates(gates, sizes), previous_states(state, sizes)
         d_h, d_state = (first_rows(torch.zeros_like(x[:B]), sizes) for x in (h, state))
         views = []
         if on_cpu(h):
             step, d_gates = cell.backward_in_place, gates
             scratch = torch.empty_like(gates[:B])  # one step's gradients
-            d_columns = zip(*(first_rows(x, sizes) for x in scratch.chunk(4, 1)))
+            d_gate_views = zip(*(first_rows(x, sizes) for x in scratch.chunk(4, 1)))
             if cell is LSTM:
                 views = [gates.split(sizes), u.split(sizes), first_rows(scratch, sizes)]
         else:
             d_gates = torch.empty_like(gates)  # a compiled step's arguments must not alias
             step = partial(maybe_compile(backward_step, compiled), cell)
-            d_columns = split_gates(d_gates, sizes)
+            d_gate_views = split_gates(d_gates, sizes)
         d_products = d_gates[:, :G].split(sizes)
-        steps = zip(columns, prev, d_h, d_state, d_out.split(sizes), d_columns, *views)
+        steps = zip(gate_views, prev, d_h, d_state, d_out.split(sizes), d_gate_views, *views)
         for t, arguments in reversed([*enumerate(steps)]):
             step(*arguments)
             if t:
