@@ -4,7 +4,7 @@
     python bench.py --only lstm-sin-256 --precision fp32  # one; other flags as in reverse.py
 
 plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping and
-       Adam, in the suite's precision (TF32 where that is bf16)
+       Adam, in the suite's precision (TF32 if the suite uses bf16)
 torch  this suite with --engine torch, including drawing batches
 suite  its default engine, including drawing batches
 
@@ -47,7 +47,7 @@ PAPER_TASKS = [  # tasks of the paper, except Stability
     WikiText,
 ]
 
-CONFIGURATIONS = {  # model-encoding-K[-desk]: CPU batch size; CUDA: the scale's
+CONFIGURATIONS = {  # model-encoding-K[-desk]: batch size on a CPU; CUDA uses the scale's
     "lstm-sin-256": 64,
     "lstm-sin-1024": 64,
     "lstm-sin-16384": 32,
@@ -122,7 +122,7 @@ def measure(name, device, words):
     rounds = []
     for _ in range(1 + REPEATS):  # the first is a warm-up
         rounds.append([milliseconds(step, engine, count, device) for engine, step in timed])
-    return {"batch": task.batch, **dict(zip(COLUMNS, zip(*rounds[1:])))}
+    return {"batch": task.batch_size, **dict(zip(COLUMNS, zip(*rounds[1:])))}
 
 
 def table(content):
@@ -150,7 +150,7 @@ def hours(task, times):
 
 
 def costs(content):
-    """Yield lines with each paper figure's cost, if all `needed` were timed."""
+    """Yield lines with each paper figure's cost, if all models needed were timed."""
     needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
     if not needed <= content["configurations"].keys():
         return
@@ -191,8 +191,8 @@ def main():
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="save timings")
     args, words = parser.parse_known_args()
-    typed = cli.parse(Reverse, words)
-    device = machine.choose_device(cli.make_task(Reverse, typed).args)
+    given = cli.parse(Reverse, words)
+    device = machine.choose_device(cli.make_task(Reverse, given).args)
     if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
     content = machine.provenance(machine.Engine("fast"), device)
@@ -201,7 +201,7 @@ def main():
     if args.json:
         files.write_json(args.json, content)
     lines = [*table(content)]
-    if typed.keys() <= {"device", "precision"}:  # other flags change the sizes
+    if given.keys() <= {"device", "precision"}:  # other flags change the sizes
         lines += costs(content)
     print(*lines, sep="\n")
 

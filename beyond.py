@@ -23,9 +23,9 @@ from common import UsageError, select, span
 from delayed_add import ablate_encoding
 from reverse import DESK_GRID, FIG13_ENCODINGS, Reverse, compare_vectors, model_grid
 from suite.figures import (
-    AREA,
-    BOTH,
     K95,
+    MEAN_ACCURACY,
+    NONE_AND_PE,
     OVER_K,
     SPEED_UPS,
     WITH_CONSTANT,
@@ -104,16 +104,16 @@ common.LAYERS["mamba"] = Mamba
 class Beyond(Reverse):
     name = "reverse"
     flags = [Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", at_least=1, below=100)]
-    optional_flags = ["blocks"]  # with one block, config and folder are reverse.py's
+    omitted_at_default = ["blocks"]  # with one block, config and folder are reverse.py's
 
     def check(self):
         if self.args.blocks > 1 and self.args.model != "mamba":
             raise UsageError(f"--blocks is for --model mamba, not {self.args.model}")
         super().check()
 
-    def layer(self):
+    def layer_class(self):
         if self.args.blocks == 1:
-            return super().layer()
+            return super().layer_class()
         return functools.partial(MambaStack, blocks=self.args.blocks)
 
 
@@ -173,7 +173,9 @@ add_figure(
     "fig2-more",
     "Reverse ordering, seeds 11 to 13",
     model_grid(**DESK_GRID, seed=range(11, 14)),
-    claims=[Claim(FAMILY, AREA, dict(model=model)) for model in ("gru", "lstm", "s4d")],
+    claims=[
+        Claim(FAMILY, MEAN_ACCURACY, dict(model=model)) for model in ("gru", "lstm", "s4d")
+    ],
     metrics=WITH_EDITS,
     summaries=OVER_K,
 )
@@ -200,11 +202,11 @@ add_figure(
 # -- Longer training. Grids and claims are preregistered: RESULTS.md, Protocols
 class Cell(NamedTuple):
     vocab: int
-    lr: float  # in fig2, like iterations
+    lr: float  # of fig2, like `iterations`
     iterations: int
     budgets: tuple  # training budgets, as multiples of `iterations`
     seeds: range
-    tuned_lr: tuple  # by fig2-rates: without PE (also for the control), with PE
+    tuned_lr: tuple  # (no PE and control, PE), by fig2-rates
 
 
 CELLS = {
@@ -216,15 +218,15 @@ rate_rows, long_rows, long_claims, budget_contrasts = [], [], [], []  # of the f
 for model, cell in CELLS.items():
     flags = dict(model=model, vocab=cell.vocab, length=32)
     rates = [cell.lr / 2, cell.lr, cell.lr * 2]
-    rate_rows += cross(**flags, iterations=cell.iterations, pe=BOTH, lr=rates, seed=100)
+    rate_rows += cross(**flags, iterations=cell.iterations, pe=NONE_AND_PE, lr=rates, seed=100)
 
     budgets = [cell.iterations * times for times in cell.budgets]
-    none_lr, sin_lr = cell.tuned_lr
+    baseline_lr, pe_lr = cell.tuned_lr
     flags["seed"] = cell.seeds
-    long_rows += cross(**flags, pe="none", lr=none_lr, iterations=budgets)
-    long_rows += cross(**flags, pe="sin", lr=sin_lr, iterations=budgets)
+    long_rows += cross(**flags, pe="none", lr=baseline_lr, iterations=budgets)
+    long_rows += cross(**flags, pe="sin", lr=pe_lr, iterations=budgets)
     # The control has only the longest budget
-    long_rows += cross(**flags, pe="constant", lr=none_lr, iterations=budgets[-1])
+    long_rows += cross(**flags, pe="constant", lr=baseline_lr, iterations=budgets[-1])
     longest = dict(model=model, vocab=cell.vocab, iterations=budgets[-1])
     long_claims.append(Claim(FAMILY, "token accuracy", longest))
 
@@ -268,7 +270,7 @@ add_figure(
 
 # -- Can more training replace PE? Trials of the figures above, in one table
 budget_rows, replace_contrasts = [], []
-for model, length, vocab, none_lr, sin_lr, budgets in [  # budgets: {iterations: seeds}
+for model, length, vocab, baseline_lr, pe_lr, budgets in [  # budgets: {iterations: seeds}
     ("gru", 16, 256, 3e-3, 3e-3, {30_000: range(5), 60_000: range(5)}),
     ("lstm", 16, 1024, 3e-3, 3e-3, {30_000: range(5), 60_000: range(5)}),
     ("s4d", 16, 1024, 1e-2, 1e-2, {10_000: range(5), 20_000: range(5)}),
@@ -278,9 +280,9 @@ for model, length, vocab, none_lr, sin_lr, budgets in [  # budgets: {iterations:
 ]:
     flags = dict(model=model, length=length, vocab=vocab)
     for iterations, seeds in budgets.items():
-        trials = flags | dict(iterations=iterations, seed=seeds)
-        budget_rows += cross(**trials, pe="none", lr=none_lr)
-        budget_rows += cross(**trials, pe="sin", lr=sin_lr)
+        more = flags | dict(iterations=iterations, seed=seeds)
+        budget_rows += cross(**more, pe="none", lr=baseline_lr)
+        budget_rows += cross(**more, pe="sin", lr=pe_lr)
     once, *_, longest = budgets
     replace_contrasts.append(
         Contrast(
@@ -314,7 +316,7 @@ add_figure(
     "Learning rates for longer training, seed 100",
     cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3])
     + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3])
-    + cross(**LONG_S4D, pe=BOTH, lr=[1e-2, 2e-2]),
+    + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2]),
     plot=False,
 )
 

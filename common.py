@@ -1,11 +1,11 @@
-"""The paper's models: loss, training step, schedule, encodings, layers, data and metrics.
+"""Models, loss, training step, schedule, encodings, layers, data and metrics.
 
 This is the reference implementation. suite/fast.py, the default for most models, replaces
 Model.features alone; it is faster, and equal up to rounding.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
-E embedding (and encoding) size, H hidden size, N state size of S4D. For data, N is the number
-of rows, W their width, and R the number of draws per row. Batches are (B, T); inside a model
+E embedding (and encoding) size, H hidden size, N state size of S4D (packed or held-out data:
+number of rows), W width of a row, R number of draws per row. Batches are (B, T); inside a model
 time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
     def __init__(
         self,
-        layer,  # a value of LAYERS, called as layer(input_size, hidden)
+        layer_class,  # a value of LAYERS, called as layer_class(input_size, hidden)
         encoding,  # a name in ENCODINGS
         vocab,
         embed,
@@ -39,13 +39,13 @@ class Model(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command token
         self.encoding = ENCODINGS[encoding](positions, embed, **encoding_options)
-        self.layer = layer(self.encoding.output_size, hidden)
+        self.layer = layer_class(self.encoding.output_size, hidden)
         self.readout = nn.Linear(hidden, vocab)
 
     def features(self, batch):
         """Return the layer's outputs at the target steps (M, B, H)."""
-        tokens = self.embedding(batch.inputs.T)  # (T, B, E)
-        x = self.encoding.join(tokens)  # (T, B, E or 2E)
+        embedded = self.embedding(batch.inputs.T)  # (T, B, E)
+        x = self.encoding.join(embedded)  # (T, B, E or 2E)
         return self.layer(x, batch.steps)
 
     def forward(self, batch):
@@ -58,17 +58,19 @@ class Batch(NamedTuple):
 
     inputs: torch.Tensor  # (B, T) integers; K is the command token
     targets: torch.Tensor  # (B, M)
-    steps: slice | torch.Tensor  # of the targets: a slice, (B, M), or rows of packed inputs
+    steps: (
+        slice | torch.Tensor
+    )  # of the targets: a slice for all rows, (B, M), or rows if packed
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
     commands: int = 0  # number of final steps, at which all rows read the command
-    sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
+    batch_sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
 
     def rows(self, subset):
         """Return the batch of a subset of its rows."""
         return Batch(*(x[subset] if isinstance(x, torch.Tensor) else x for x in self))
 
 
-def score(logits, target, weights):
+def score_and_grad_(logits, target, weights):
     """Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
 
     Overwrites the logits (n, K) with the gradient of the loss, weights * (softmax - one-hot).
@@ -95,7 +97,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, target_weights, score):
+    def forward(ctx, features, weight, bias, targets, target_weights, score_and_grad_):
         weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
         d_features, d_weight, d_bias = map(torch.zeros_like, (features, weight, bias))
@@ -104,14 +106,18 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(features), rows):
             chunk = slice(start, start + rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
-            chunk_loss, chunk_accuracy = score(logits, targets[chunk], target_weights[chunk])
+            chunk_loss, chunk_accuracy = score_and_grad_(
+                logits, targets[chunk], target_weights[chunk]
+            )
             loss += chunk_loss
             accuracy += chunk_accuracy
             if not ctx.needs_input_grad[0]:  # evaluation
                 continue
             d_logits = logits.to(weight_cast.dtype)  # logits now holds gradients
             torch.mm(d_logits, weight_cast, out=d_features[chunk])
-            if weight.is_cuda and d_logits.dtype == d_weight.dtype:  # CPU: rounds differently
+            if (
+                weight.is_cuda and d_logits.dtype == d_weight.dtype
+            ):  # on CPUs, this would change the rounding
                 d_weight.addmm_(d_logits.T, features[chunk])
             else:
                 d_weight += d_logits.T @ features[chunk]
@@ -129,28 +135,33 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return *(d_input * d_loss for d_input in ctx.saved_tensors), None, None, None
 
 
-def loss_and_accuracy(features, readout, batch, score=score):
+def loss_and_accuracy(features, readout, batch, score_and_grad_=score_and_grad_):
     """Return mean cross-entropy and accuracy; features are (M, B, H) or packed (N, H)."""
-    weight = readout.weight
+    readout_weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
     if batch.mask is None:
-        weights = torch.full_like(targets, 1 / len(targets), dtype=weight.dtype)
+        target_weights = torch.full_like(targets, 1 / len(targets), dtype=readout_weight.dtype)
     else:
-        weights = batch.mask.T.reshape(-1, 1).to(weight.dtype)
-        weights = weights / weights.sum().clamp(min=1)
+        target_weights = batch.mask.T.reshape(-1, 1).to(readout_weight.dtype)
+        target_weights = target_weights / target_weights.sum().clamp(min=1)
     return ChunkedCrossEntropy.apply(
-        features.flatten(0, -2), weight, readout.bias, targets, weights, score
+        features.flatten(0, -2),
+        readout_weight,
+        readout.bias,
+        targets,
+        target_weights,
+        score_and_grad_,
     )
 
 
-def train_step(model, features, batch, optimizer, clip, score):
+def train_step(model, compute_features, batch, optimizer, clip, score_and_grad_):
     """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
-    `features(model, batch)` returns model.features(batch), perhaps by faster code of
-    suite/fast.py; `score` may be compiled.
+    `compute_features(model, batch)` returns model.features(batch), perhaps by faster code of
+    suite/fast.py; `score_and_grad_` may be compiled.
     """
-    h = features(model, batch)
-    loss, accuracy = loss_and_accuracy(h, model.readout, batch, score)
+    h = compute_features(model, batch)
+    loss, accuracy = loss_and_accuracy(h, model.readout, batch, score_and_grad_)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
@@ -199,19 +210,19 @@ class Encoding(nn.Module):
         """Return the table, (positions, size), or (1, size) if all steps share one vector."""
         raise NotImplementedError
 
-    def vectors(self, time):
-        """Return the vectors of steps 0 to time - 1, (time, E); None without a table."""
-        vectors = self.scale * self.table[:time].expand(time, -1)
+    def vectors(self, n_steps):
+        """Return the vectors of the first n_steps steps, (n_steps, E); None without a table."""
+        vectors = self.scale * self.table[:n_steps].expand(n_steps, -1)
         if self.unencoded is not None:
             vectors[self.unencoded] = 0
         return vectors
 
-    def join(self, tokens):
+    def join(self, embedded):
         """Join embeddings (T, B, E) with the vectors of their steps, to (T, B, E or 2E)."""
-        vectors = self.vectors(len(tokens))[:, None].to(tokens.dtype)  # (T, 1, E)
+        vectors = self.vectors(len(embedded))[:, None].to(embedded.dtype)  # (T, 1, E)
         if self.combine == "add":
-            return tokens + vectors
-        return torch.cat([tokens, vectors.expand_as(tokens)], dim=-1)
+            return embedded + vectors
+        return torch.cat([embedded, vectors.expand_as(embedded)], dim=-1)
 
 
 class Sinusoid(Encoding):
@@ -268,8 +279,8 @@ class Ramp(Constant):
     """A fixed random unit vector times t / positions, t = 1, 2, ...: not periodic."""
 
     def make_table(self, positions, size):
-        time = torch.arange(1, positions + 1)[:, None] / positions
-        return time * super().make_table(positions, size)
+        steps = torch.arange(1, positions + 1)[:, None]
+        return steps / positions * super().make_table(positions, size)
 
 
 class Counter(Encoding):
@@ -305,11 +316,11 @@ class NoEncoding(Encoding):
     def make_table(self, positions, size):
         self.output_size = self.copies * size
 
-    def vectors(self, time):
+    def vectors(self, n_steps):
         return None
 
-    def join(self, tokens):
-        return torch.cat([tokens] * self.copies, dim=-1)
+    def join(self, embedded):
+        return torch.cat([embedded] * self.copies, dim=-1)
 
 
 class DuplicatedEmbedding(NoEncoding):
@@ -342,9 +353,9 @@ def select(h, steps):
     return h[steps.T, torch.arange(len(steps), device=h.device)]
 
 
-def span(steps, time):
+def span(steps, n_steps):
     """Return the range [start, stop) of steps whose outputs have to be computed."""
-    return steps.indices(time)[:2] if isinstance(steps, slice) else (0, time)
+    return steps.indices(n_steps)[:2] if isinstance(steps, slice) else (0, n_steps)
 
 
 class GRU(nn.GRU):
@@ -378,26 +389,26 @@ class S4D(nn.Module):
         dtA = A * self.log_dt.exp()[:, None]
         return dtA, torch.view_as_complex(self.C) * (dtA.exp() - 1) / A
 
-    def kernel(self, time):
-        """Return the convolution kernel 2 Re sum_n w_n exp(l dt A_n), l < time: (H, time).
+    def kernel(self, n_steps):
+        """Return the convolution kernel 2 Re sum_n w_n exp(l dt A_n), (H, l < n_steps).
 
         It is a matmul of two tables: exp(l dt A) = exp(S i dt A) exp(j dt A), where
         l = S i + j and S is the stride.
         """
         dtA, weights = (x[..., None] for x in self.discretise())
-        stride = math.isqrt(time - 1) + 1
-        lags = torch.arange(time, device=dtA.device)
-        rows = weights * (dtA * lags[::stride]).exp()  # (H, N/2, time/S)
+        stride = math.isqrt(n_steps - 1) + 1
+        lags = torch.arange(n_steps, device=dtA.device)
+        rows = weights * (dtA * lags[::stride]).exp()  # (H, N/2, n_steps/S)
         columns = (dtA * lags[:stride]).exp()  # (H, N/2, S)
         rows = torch.cat([rows.real, -rows.imag], 1)
         columns = torch.cat([columns.real, columns.imag], 1)
-        return self.kernel_from_tables(rows, columns, time)
+        return self.kernel_from_tables(rows, columns, n_steps)
 
-    def kernel_from_tables(self, rows, columns, time):
-        """Multiply the two tables, in double precision on CUDA: (H, time)."""
+    def kernel_from_tables(self, rows, columns, n_steps):
+        """Multiply the two tables, in double precision on CUDA: (H, n_steps)."""
         if rows.is_cuda:  # a tf32 or bf16 matmul is too coarse for this sum
             rows, columns = rows.double(), columns.double()
-        return 2 * (rows.mT @ columns).flatten(1)[:, :time].to(self.D.dtype)
+        return 2 * (rows.mT @ columns).flatten(1)[:, :n_steps].to(self.D.dtype)
 
     def forward(self, x, steps):
         start, stop = span(steps, len(x))
@@ -436,21 +447,23 @@ def key(*counters, device="cpu"):
     return k
 
 
-def random_bits(k, shape):
-    """Return 64 random bits for each element of `shape`, by splitmix64 seeded with k."""
-    n = torch.arange(1, 1 + math.prod(shape), device=k.device)
-    n = n + (k - k)  # else torch.compile treats n as an index, whose products do not wrap
-    return splitmix64_mix(k + n * GOLDEN).view(shape)
+def random_bits(rng_key, shape):
+    """Return 64 random bits for each element of `shape`, by splitmix64 seeded with rng_key."""
+    n = torch.arange(1, 1 + math.prod(shape), device=rng_key.device)
+    n = n + (
+        rng_key - rng_key
+    )  # else torch.compile treats n as an index, whose products do not wrap
+    return splitmix64_mix(rng_key + n * GOLDEN).view(shape)
 
 
-def scale_bits(bits, vocab):
-    """Scale the low 32 bits to an integer in [0, vocab); the bias is below vocab / 2^32."""
-    return (bits & 0xFFFFFFFF) * vocab >> 32
+def scale_bits(bits, high):
+    """Scale the low 32 bits to an integer in [0, high); the bias is below high / 2^32."""
+    return (bits & 0xFFFFFFFF) * high >> 32
 
 
-def uniform_integers(k, shape, vocab):
-    """Draw integers in [0, vocab), as a function of the key k alone."""
-    return scale_bits(random_bits(k, shape), vocab)
+def uniform_integers(rng_key, shape, high):
+    """Draw integers in [0, high), as a function of rng_key alone."""
+    return scale_bits(random_bits(rng_key, shape), high)
 
 
 def hash_rows(rows):
@@ -507,15 +520,15 @@ class HeldOut:
 
 # -- Metrics (section 4.1, Fig. 2)
 @torch.no_grad()
-def predict(features, model, batch, batch_size):
+def predict(compute_features, model, batch, batch_size):
     """Return predictions and cross-entropies (N, M) each; `batch_size` rows at a time.
 
-    `features(model, batch)` returns model.features(batch), perhaps by faster code.
+    `compute_features(model, batch)` returns model.features(batch), perhaps by faster code.
     """
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
         chunk = batch.rows(slice(start, start + batch_size))
-        logits = model.readout(features(model, chunk))  # (M, b, K)
+        logits = model.readout(compute_features(model, chunk))  # (M, b, K)
         predictions.append(logits.argmax(-1).T)
         targets = chunk.targets.T.flatten()
         loss = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")

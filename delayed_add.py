@@ -14,7 +14,7 @@ from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's sl
 
 from common import Batch, uniform_integers
 from suite.figures import (
-    BOTH,
+    NONE_AND_PE,
     WITH_CONSTANT,
     WITH_CONTROLS,
     Contrast,
@@ -33,9 +33,9 @@ class DelayedAddition(Task):
         "smoke": SMOKE | dict(length=4),
     }
 
-    def draw(self, k, shape):
-        """Draw x and y, (*shape, 2L), which are held out as one sequence."""
-        return uniform_integers(k, (*shape, 2 * self.length), self.vocab)
+    def draw(self, rng_key, shape):
+        """Draw x and y, (*shape, 2L), so that both are held out together."""
+        return uniform_integers(rng_key, (*shape, 2 * self.length), self.vocab)
 
     def make_batch(self, rows):
         x, y = rows.split(self.length, dim=1)
@@ -46,7 +46,7 @@ SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=30
 DelayedAddition.figures["fig7"] = Figure(
     "Reverse ordering + delayed addition",
     {
-        "paper": cross(model="lstm", pe=BOTH, vocab=[896, 960, 1024, 1088]),
+        "paper": cross(model="lstm", pe=NONE_AND_PE, vocab=[896, 960, 1024, 1088]),
         "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
     },
 )
@@ -54,12 +54,12 @@ DelayedAddition.figures["fig7-small"] = Figure(
     "Delayed addition, 64 units, 3,000 iterations", {"desk": cross(**SMALL, pe=WITH_CONTROLS)}
 )
 DelayedAddition.figures["fig7-gru"] = Figure(
-    "Delayed addition, GRU", {"paper": cross(model="gru", pe=BOTH, vocab=896)}, x="pe"
+    "Delayed addition, GRU", {"paper": cross(model="gru", pe=NONE_AND_PE, vocab=896)}, x="pe"
 )
 
 # -- Which property of PE helps: encodings that lack one, and ablations of the sinusoid
 MISSING_PROPERTY = {"random": "order", "ramp": "periodicity", "shuffled": "continuity"}
-PHASES = {
+ENCODED_PARTS = {
     "PE on inputs only": dict(pe="sin", encode="input"),
     "PE on outputs only": dict(pe="sin", encode="output"),
 }
@@ -70,7 +70,7 @@ THIRDS = {
 }
 
 
-def ablate_encoding(title, cell, parts=PHASES):
+def ablate_encoding(title, cell, parts=ENCODED_PARTS):
     """Return an ablation figure: `parts` are parts of PE tested alone, `cell` other flags."""
     rows = cross(**cell, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"])
     contrasts = [
@@ -91,7 +91,7 @@ def ablate_encoding(title, cell, parts=PHASES):
 
 
 DelayedAddition.figures["pe-ablation"] = ablate_encoding(
-    "Delayed addition", SMALL, PHASES | THIRDS
+    "Delayed addition", SMALL, ENCODED_PARTS | THIRDS
 )
 
 if __name__ == "__main__":

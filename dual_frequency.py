@@ -25,7 +25,7 @@ from common import (
     uniform_integers,
 )
 from reverse import FRESH_SEEDS, Reverse
-from suite.figures import BOTH, WITH_CONSTANT, WITH_DUP, Figure, cross, name_model
+from suite.figures import NONE_AND_PE, WITH_CONSTANT, WITH_DUP, Figure, cross, name_model
 
 FREQUENCIES = "frequent", "rare"
 CONDITIONS = ["frequent/frequent", "frequent/rare", "rare/frequent", "rare/rare"]
@@ -52,9 +52,9 @@ class DualFrequency(Reverse):
             raise UsageError(f"--held-out must be a multiple of 4 x --length {self.length}")
         super().check()
 
-    def draw(self, k, shape):
+    def draw(self, rng_key, shape):
         """Draw Rare integers with probability 1/8, else Frequent; each group is uniform."""
-        bits = random_bits(k, (*shape, self.length))
+        bits = random_bits(rng_key, (*shape, self.length))
         rare = (bits >> 61 & 7) == 0  # the top three bits, which scale_bits ignores
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
@@ -84,8 +84,8 @@ class DualFrequency(Reverse):
         half, patterns = self.vocab // 2, self.patterns()
         repeats = self.args.held_out // len(patterns)
 
-        def draw(k, shape):
-            return uniform_integers(k, (*shape, self.length), half)
+        def draw(rng_key, shape):
+            return uniform_integers(rng_key, (*shape, self.length), half)
 
         chunks = {}  # the rows of each pattern, `repeats` at a time
         for index, pattern in enumerate(dict.fromkeys(patterns)):
@@ -117,9 +117,9 @@ class DualFrequency(Reverse):
 DESK = dict(held_out=4096, iterations=20_000, snapshot_every=2000)
 DESK_S4D = dict(held_out=4096, iterations=4000, length=8, hidden=64, embed=64, lr=1e-2)
 FIG3 = {
-    "paper": cross(model="gru", pe=BOTH, vocab=64)
-    + cross(model="lstm", pe=BOTH, vocab=1024)
-    + cross(model="s4d", pe=BOTH, vocab=2048),
+    "paper": cross(model="gru", pe=NONE_AND_PE, vocab=64)
+    + cross(model="lstm", pe=NONE_AND_PE, vocab=1024)
+    + cross(model="s4d", pe=NONE_AND_PE, vocab=2048),
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK)
     + cross(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **DESK)
     + cross(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D),

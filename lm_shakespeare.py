@@ -45,7 +45,7 @@ BPE_TYPES = 159  # vocabulary size (Charles and Lau)
 
 class Shakespeare(Task):
     name = "lm_shakespeare"
-    folder_words = {"pe": "transformer-", "tokenizer": "", "context": "T"}
+    folder_prefixes = {"pe": "transformer-", "tokenizer": "", "context": "T"}
     scales = {
         "paper": dict(
             iterations=1000,
@@ -127,8 +127,10 @@ class Shakespeare(Task):
 
     def training_batch(self, i):
         train, _ = self.windows
-        k = common.key(self.seed, common.TRAINING, i, device=train.device)
-        return self.make_batch(train[common.uniform_integers(k, (self.batch,), len(train))])
+        rng_key = common.key(self.seed, common.TRAINING, i, device=train.device)
+        return self.make_batch(
+            train[common.uniform_integers(rng_key, (self.batch_size,), len(train))]
+        )
 
     @torch.no_grad()
     def perplexity_of(self, model, windows):

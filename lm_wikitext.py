@@ -32,7 +32,7 @@ from torch.nn.utils import rnn
 
 import common
 from common import Batch, UsageError, select
-from suite.figures import BOTH, Figure, cross, name_model
+from suite.figures import NONE_AND_PE, Figure, cross, name_model
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
@@ -46,7 +46,7 @@ class PackedModel(common.Model):
 
     def features(self, batch):
         """Return the layer's outputs at the target rows, (N, H)."""
-        packed = rnn.PackedSequence(self.embedding(batch.inputs), batch.sizes)
+        packed = rnn.PackedSequence(self.embedding(batch.inputs), batch.batch_sizes)
         tokens, lengths = rnn.pad_packed_sequence(packed)  # (T, B, E)
         h = self.layer(self.encoding.join(tokens), slice(None))
         return select(rnn.pack_padded_sequence(h, lengths).data, batch.steps)
@@ -102,7 +102,9 @@ class WikiText(Task):
     def paragraphs_of_batch(self, i):
         """Return the indices of batch i's paragraphs (B,); a batch may span epochs."""
         count = len(self.splits["train"].starts)
-        indices = (divmod(n, count) for n in range((i - 1) * self.batch, i * self.batch))
+        indices = (
+            divmod(n, count) for n in range((i - 1) * self.batch_size, i * self.batch_size)
+        )
         return np.array([permutation(self.seed, epoch, count)[n] for epoch, n in indices])
 
     def training_batch(self, i):
@@ -117,8 +119,8 @@ class WikiText(Task):
         chunk_size = common.rows_per_chunk(model.readout.weight)
         known_loss, known_count, total_loss = 0, 0, 0
         by_length = np.argsort(split.counts, kind="stable")  # groups similar lengths
-        for start in range(0, len(by_length), self.batch):
-            part = move(pack(split, by_length[start : start + self.batch]), self.device)
+        for start in range(0, len(by_length), self.batch_size):
+            part = move(pack(split, by_length[start : start + self.batch_size]), self.device)
             h, losses = engine.features(model, part), []
             for x, targets in zip(h.split(chunk_size), part.targets[0].split(chunk_size)):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
@@ -166,8 +168,8 @@ def permutation(seed, epoch, count):
 
 
 GRIDS = {  # of Table 1 and Fig. 15
-    "paper": cross(model="lstm", pe=BOTH, vocab=32768),
-    "desk": cross(model="lstm", pe=BOTH, vocab=2048, seed=range(3)),
+    "paper": cross(model="lstm", pe=NONE_AND_PE, vocab=32768),
+    "desk": cross(model="lstm", pe=NONE_AND_PE, vocab=2048, seed=range(3)),
 }
 
 
@@ -220,7 +222,9 @@ def pack(split, chosen):
         torch.from_numpy(split.tokens[i].astype(np.int64)) for i in (indices, indices + 1)
     )
     known = targets != UNKNOWN
-    return Batch(inputs, targets[None], slice(None), known[None], sizes=torch.from_numpy(sizes))
+    return Batch(
+        inputs, targets[None], slice(None), known[None], batch_sizes=torch.from_numpy(sizes)
+    )
 
 
 def pad_to_few_sizes(batch, max_steps, vocab):
@@ -231,9 +235,9 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     follows a paragraph's end or has an unknown target, and thus changes no result. It
     cycles through all pieces: adding the gradients of one repeated piece is slow.
     """
-    paragraphs, pairs = batch.sizes[0], len(batch.inputs)
-    time = min(max_steps, math.ceil(len(batch.sizes) / STEPS) * STEPS)
-    sizes = F.pad(batch.sizes, (0, time - len(batch.sizes)))
+    paragraphs, pairs = batch.batch_sizes[0], len(batch.inputs)
+    n_steps = min(max_steps, math.ceil(len(batch.batch_sizes) / STEPS) * STEPS)
+    sizes = F.pad(batch.batch_sizes, (0, n_steps - len(batch.batch_sizes)))
     real = (torch.arange(paragraphs) < sizes[:, None]).flatten()  # (T B,)
     inputs = torch.arange(len(real)) % vocab
     inputs[real] = batch.inputs
@@ -241,7 +245,7 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     target_rows = torch.cat([real.nonzero(), (~real).nonzero()])[:count, 0]  # real ones first
     targets = F.pad(batch.targets, (0, count - pairs), value=UNKNOWN)
     sizes = torch.full_like(sizes, paragraphs)
-    return Batch(inputs, targets, target_rows, targets != UNKNOWN, sizes=sizes)
+    return Batch(inputs, targets, target_rows, targets != UNKNOWN, batch_sizes=sizes)
 
 
 def move(batch, device):
@@ -252,7 +256,7 @@ def move(batch, device):
         x.pin_memory().to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x
         for x in batch
     ]
-    return Batch(*moved)._replace(sizes=batch.sizes)
+    return Batch(*moved)._replace(batch_sizes=batch.batch_sizes)
 
 
 # -- Text and tokens: files of each split hold its uint16 tokens and where paragraphs end

@@ -17,7 +17,7 @@ import math
 import torch
 
 from common import Batch, UsageError, random_bits, scale_bits, splitmix64_mix, uniform_integers
-from suite.figures import BOTH, WITH_CONSTANT, Figure, cross
+from suite.figures import NONE_AND_PE, WITH_CONSTANT, Figure, cross
 from suite.task import DESK, SMOKE, Task
 
 
@@ -43,18 +43,20 @@ class Predecessor(Task):
         """Return the fraction of all (sequence, query) pairs that are in the rows."""
         return len(rows) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
-    def draw(self, k, shape):
-        """Draw L integers and the query, (*shape, L+1), which are held out as one sequence.
+    def draw(self, rng_key, shape):
+        """Draw L integers and the query, (*shape, L+1), so that both are held out together.
 
         The integers are drawn as a Lehmer code: element t is the rank of the t-th integer among
         the K - t integers that have not occurred. Decoding runs from the last element to the
         first: ranks after t exclude that integer, so they are incremented if not below it.
         """
-        choices = self.vocab - torch.arange(self.length, device=k.device)
-        x = scale_bits(random_bits(k, (*shape, self.length)), choices)
+        choices = self.vocab - torch.arange(self.length, device=rng_key.device)
+        x = scale_bits(random_bits(rng_key, (*shape, self.length)), choices)
         for t in reversed(range(self.length - 1)):
             x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
-        query_position = 1 + uniform_integers(splitmix64_mix(k), (*shape, 1), self.length - 1)
+        query_position = 1 + uniform_integers(
+            splitmix64_mix(rng_key), (*shape, 1), self.length - 1
+        )
         return torch.cat([x, x.gather(-1, query_position)], dim=-1)
 
     def make_batch(self, rows):
@@ -72,7 +74,7 @@ class Predecessor(Task):
 Predecessor.figures["fig10"] = Figure(
     "Predecessor query",
     {
-        "paper": cross(model="lstm", pe=BOTH, vocab=[512, 640, 768, 896, 1024]),
+        "paper": cross(model="lstm", pe=NONE_AND_PE, vocab=[512, 640, 768, 896, 1024]),
         "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
     },
     {"accuracy": "accuracy"},

@@ -21,8 +21,8 @@ from common import UsageError
 from reverse import Reverse
 from suite.figures import (
     ACCURACY,
-    BOTH,
     ENCODING_NAMES,
+    NONE_AND_PE,
     WITH_CONSTANT,
     Claim,
     Contrast,
@@ -38,7 +38,7 @@ class Rarity(Reverse):
     flags = [
         Flag("meanings", None, "number of outputs, M; divides K (default: K)", int, at_least=2)
     ]
-    optional_flags = ["meanings"]
+    omitted_at_default = ["meanings"]
 
     @classmethod
     def defaults(cls, args):
@@ -84,7 +84,11 @@ def log_error(result):
 
 
 def compare_codes(measure=""):
-    """Yield the preregistered R1 (no PE: K = M minus 256 codes), R2 (PE's gain: reversed)."""
+    """Yield the preregistered contrasts R1 and R2.
+
+    R1: without PE, accuracy at K = M minus accuracy with 256 codes. R2: PE's gain with 256
+    codes minus its gain at K = M.
+    """
     none, sin = dict(pe="none"), dict(pe="sin")
     for model, M in MEANINGS.items():
         plain = dict(model=model, vocab=M)
@@ -107,7 +111,7 @@ def compare_codes(measure=""):
 def compare_sizes():
     """Decompose the drop in accuracy from K = 16 to K = 256."""
     for model in "s4d", "lstm":
-        for pe in BOTH:
+        for pe in NONE_AND_PE:
             small = dict(model=model, pe=pe, vocab=16)
             large = small | dict(vocab=256)
             name = f"{name_model(model)}, {ENCODING_NAMES[pe]}:"

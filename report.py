@@ -38,7 +38,9 @@ from suite.figures import Result, as_measure, finished_of
 from suite.tables import claims_table, contrast_table, describe, table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
-LEGEND = "Means over seeds ± 95% CI (Student's t); differences: 95% CI, p by Welch's t-test."
+LEGEND = """\
+Means over seeds ± or [95% CI] (Student's t). Differences: 95% CI, p by Welch's t-test, or by a
+paired t-test where marked."""
 MARKERS = [  # delimiters of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
     "<!-- end of preregistered claims -->",
@@ -98,7 +100,7 @@ def load(task_class, name, args):
     results, texts = [], set()
     for trial in cli.trials_of_figure(task_class, cli.parse(task_class, flags), name):
         result = Result(trial.row)
-        path = trial.folder / trial.task.file
+        path = trial.folder / trial.task.result_file
         with skip_if_invalid(path):
             content = files.read_json(path)
             if content is not None:
@@ -171,10 +173,10 @@ def plot_link(figure, results, path, page):
     """Write the plot if matplotlib is installed; return a link to it."""
     if not figure.plot:
         return ""
-    if plots.CAN_DRAW:
+    if plots.HAS_MATPLOTLIB:
         plots.plot(figure, results, path)
     if not path.exists():
-        return "" if plots.CAN_DRAW else " (the plot needs matplotlib)"
+        return "" if plots.HAS_MATPLOTLIB else " (the plot needs matplotlib)"
     if not page:
         return f"; plot: {path}"
     return f" ![{figure.title}]({os.path.relpath(path, os.path.dirname(page))})"

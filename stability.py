@@ -44,9 +44,9 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
     half = vocab // 2  # the first Rare integer
     pairs = []
     for condition, name in enumerate(CONDITIONS):
-        k = common.key(seed, common.ANALYSIS, condition, device=device)
+        rng_key = common.key(seed, common.ANALYSIS, condition, device=device)
         rare_target, rare_others = map(FREQUENCIES.index, name.split("/"))  # 0 or 1
-        rows = common.uniform_integers(k, (count, 2, length), half)
+        rows = common.uniform_integers(rng_key, (count, 2, length), half)
         rows += rare_others * half
         rows[:, :, target - 1] += (rare_target - rare_others) * half
         # A and B are equal up to the target, and hence share its state (section 4.3)
@@ -172,7 +172,7 @@ def elementwise_grad(function, x):
 class Stability(DualFrequency):
     """Evaluate a dual_frequency.py trial, `source_trial`, whose folder and flags it shares."""
 
-    name, file = "stability", "stability.json"
+    name, result_file = "stability", "stability.json"
     flags = (
         Flag("model", "lstm", "the layer", choices=("gru", "lstm", "s4d")),
         Flag(
@@ -216,7 +216,7 @@ class Stability(DualFrequency):
 
     def run(self):
         """Train with --train, evaluate unless done, and print the last stabilities."""
-        path = self.folder / self.file
+        path = self.folder / self.result_file
         if not files.is_finished(self):
             if not self.args.train and not files.is_finished(self.source_trial):
                 raise UsageError(f"{self.folder} is not finished: use --train to train it")

@@ -70,8 +70,8 @@ from suite import (
     training,
 )
 from suite.figures import (
-    AREA,
     K95,
+    MEAN_ACCURACY,
     SPEED_UPS,
     WITH_CONSTANT,
     Claim,
@@ -1469,7 +1469,7 @@ def test_summaries_over_the_vocabulary_by_hand():
     del runs[-1].values["token accuracy"]
     assert K95.of(runs) is None, "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
-    close(AREA.of(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
+    close(MEAN_ACCURACY.of(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
 
 
 def test_speed_ups_by_hand():
@@ -1495,7 +1495,7 @@ def test_metrics_of_targets_and_positions_by_hand():
 
 # -- report.py, RESULTS.md, README.md
 def make_report(words):
-    with mock.patch.object(plots, "CAN_DRAW", False):
+    with mock.patch.object(plots, "HAS_MATPLOTLIB", False):
         return ends(0, words, report)
 
 
@@ -1540,7 +1540,7 @@ def test_every_finished_trial_is_a_row_of_trials_csv():
 
 
 def test_a_figure_is_drawn():
-    if not plots.CAN_DRAW:
+    if not plots.HAS_MATPLOTLIB:
         raise SkipTest("no matplotlib")
     ends(0, SMOKE)
     ends(0, f"'{HERE}/reverse.py' fig2 --scale smoke", report)

@@ -1,4 +1,4 @@
-"""Reverse ordering of inputs of variable length (Figs. 11, 14), --min-length to --length.
+"""Reverse ordering of --min-length to --length inputs (Figs. 11, 14).
 
     python variable_length.py --model lstm --pe sin --vocab 16384 --seed 0
     python variable_length.py --scale desk --all fig11
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from common import HELD_OUT, UsageError, distinct_rows, splitmix64_mix, uniform_integers
 from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_vectors
-from suite.figures import BOTH, WITH_DUP, WITH_EDITS, Figure, cross, name_model
+from suite.figures import NONE_AND_PE, WITH_DUP, WITH_EDITS, Figure, cross, name_model
 from suite.task import Flag
 
 
@@ -45,10 +45,10 @@ class VariableLength(Reverse):
         """Return all input lengths, which are equally likely."""
         return range(self.args.min_length, self.length + 1)
 
-    def draw(self, k, shape):
+    def draw(self, rng_key, shape):
         """Draw rows of random length, padded with commands to (*shape, L)."""
-        rows = super().draw(k, shape)
-        choice = uniform_integers(splitmix64_mix(k), (*shape, 1), len(self.lengths()))
+        rows = super().draw(rng_key, shape)
+        choice = uniform_integers(splitmix64_mix(rng_key), (*shape, 1), len(self.lengths()))
         lengths = self.args.min_length + choice
         padding = torch.arange(self.length, device=rows.device) >= lengths
         return rows.masked_fill(padding, self.vocab)
@@ -68,8 +68,8 @@ class VariableLength(Reverse):
     def rows_of_length(self, length, device):
         """Draw the --held-out rows of one length, (N, L), independently of other lengths."""
 
-        def draw(k, shape):
-            return uniform_integers(k, (*shape, length), self.vocab)
+        def draw(rng_key, shape):
+            return uniform_integers(rng_key, (*shape, length), self.vocab)
 
         count = self.args.held_out
         rows = distinct_rows(draw, count, self.seed, HELD_OUT, length, device=device)
@@ -101,7 +101,7 @@ def by_length(result):
 VariableLength.figures["fig11"] = Figure(
     "Variable length",
     {
-        "paper": cross(pe=BOTH, **PAPER_LSTM, min_length=32),
+        "paper": cross(pe=NONE_AND_PE, **PAPER_LSTM, min_length=32),
         "desk": cross(**SMALL_LSTM, pe=WITH_DUP, min_length=16),
     },
     WITH_EDITS,

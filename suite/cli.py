@@ -179,7 +179,7 @@ def make_task(task_class, flags):
     for name, default in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
-        if name in task_class.optional_flags and getattr(args, name) == default:
+        if name in task_class.omitted_at_default and getattr(args, name) == default:
             recorded.remove(name)
     config = {name: getattr(args, name) for name in sorted(recorded)}
     task = task_class(args, config, name_folder(task_class, args, config, defaults))
@@ -189,9 +189,9 @@ def make_task(task_class, flags):
 
 def name_folder(task_class, args, config, defaults):
     """Return OUT/TASK/MODEL-PE-K..-L..[-flag=value for each non-default flag]/seedN."""
-    words = [f"{prefix}{config[flag]}" for flag, prefix in task_class.folder_words.items()]
+    words = [f"{prefix}{config[flag]}" for flag, prefix in task_class.folder_prefixes.items()]
     for flag, value in config.items():
-        if flag not in ("seed", *task_class.folder_words) and value != defaults[flag]:
+        if flag not in ("seed", *task_class.folder_prefixes) and value != defaults[flag]:
             words.append(f"{flag.replace('_', '-')}={value}")
     folder = Path(args.out, task_class.name, "-".join(words), f"seed{args.seed}")
     for path in folder.parents:
@@ -208,26 +208,37 @@ def trials_of_figure(task_class, given, figure):
     seeds replace the rows' seeds, and --index selects one trial.
     """
     scale, trials = given.get("scale", "paper"), {}
+    names = [figure] if figure else task_class.figures
+    rows = [row for name in names for row in task_class.figures[name].grids.get(scale, [])]
     subject = f"{figure or task_class.script()} at --scale {scale}"
-    grids = [
-        task_class.figures[name].grids for name in ([figure] if figure else task_class.figures)
-    ]
-    if not any(scale in grid for grid in grids):
+    if not rows:
         raise UsageError(f"{subject} has no trials")
-    for grid in grids:
-        for row in grid.get(scale, []):
-            if any(given.get(k, x) != x for k, x in row.items() if k != "seed"):
-                continue
-            for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
-                task = make_task(task_class, given | flags)
-                words = format_flags(flags | given | flags)  # row flags first
-                trials.setdefault(task.folder, jobs.Trial(task, flags, words))
+    for row in rows:
+        if any(given.get(k, x) != x for k, x in row.items() if k != "seed"):
+            continue
+        for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
+            task = make_task(task_class, given | flags)
+            argv = format_flags(flags | given | flags)  # row flags first
+            trials.setdefault(task.folder, jobs.Trial(task, flags, argv))
     trials = list(trials.values())
-    if "index" in given:
-        trials = trials[given["index"] :][:1]
     if not trials:
-        raise UsageError(f"{subject} has no trial with these flags or this --index")
-    return trials
+        raise UsageError(f"{subject} has no trial with {mismatch(rows, given)}")
+    if "index" not in given:
+        return trials
+    if given["index"] >= len(trials):
+        raise UsageError(
+            f"{subject} has {len(trials)} trials: --index is 0 to {len(trials) - 1}"
+        )
+    return [trials[given["index"]]]
+
+
+def mismatch(rows, given):
+    """Return, as text, a given flag whose value no row has, and the rows' values."""
+    for flag, value in given.items():
+        values = list(dict.fromkeys(str(row[flag]) for row in rows if flag in row))
+        if flag != "seed" and values and str(value) not in values:
+            return f"{option_string(flag)} {value} (choose from {', '.join(values)})"
+    return "this combination of flags"
 
 
 # -- Entry points

@@ -41,7 +41,7 @@ def complex_exp(real, imag):
     return modulus * imag.cos(), modulus * imag.sin()
 
 
-def kernel_tables(layer, time):
+def kernel_tables(layer, n_steps):
     """Compute S4D.kernel's tables without complex numbers, for torch.compile."""
     dt = layer.log_dt.exp()[:, None, None]
     A_real, A_imag = -layer.log_A_real.exp()[..., None], layer.A_imag[..., None]  # (H, N/2, 1)
@@ -52,8 +52,8 @@ def kernel_tables(layer, time):
     ratio = [x / A_abs2 for x in complex_mul((real - 1, imag), (A_real, -A_imag))]
     weights = complex_mul(layer.C.unsqueeze(-2).unbind(-1), ratio)
     # Kernel at lag l = stride i + j: row i, column j
-    stride = math.isqrt(time - 1) + 1
-    lags = torch.arange(time, device=dt.device)
+    stride = math.isqrt(n_steps - 1) + 1
+    lags = torch.arange(n_steps, device=dt.device)
     coarse, fine = lags[::stride], lags[:stride]
     real, imag = complex_mul(weights, complex_exp(dtA_real * coarse, dtA_imag * coarse))
     rows = torch.cat([real, -imag], 1)
@@ -86,14 +86,14 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
 
 
 # -- The models
-def project_inputs(model, embedded, time):
-    """Project embeddings (R, E) and time steps -> table (R, G), by_step (time, G)."""
+def project_inputs(model, embedded, n_steps):
+    """Project embeddings (R, E) and time steps -> table (R, G), by_step (n_steps, G)."""
     weight, bias = input_projection(model.layer)
-    vectors = model.encoding.vectors(time)
+    vectors = model.encoding.vectors(n_steps)
     E = embedded.shape[1]
     if vectors is None:  # no PE; dup reads the embedding twice
         weight = weight.unflatten(1, (-1, E)).sum(1)
-        return F.linear(embedded, weight), bias.expand(time, -1)
+        return F.linear(embedded, weight), bias.expand(n_steps, -1)
     # --combine add: both slices are the whole weight
     table = F.linear(embedded, weight[:, :E])
     by_step = F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
@@ -102,13 +102,13 @@ def project_inputs(model, embedded, time):
 
 def features(model, batch, compiled):
     """Compute Model.features, (M, B, H), or those of a packed batch, (N, H)."""
-    inputs, commands, packed = batch.inputs, batch.commands, batch.sizes is not None
+    inputs, commands, packed = batch.inputs, batch.commands, batch.batch_sizes is not None
     if packed:
-        sizes = batch.sizes.tolist()
+        sizes = batch.batch_sizes.tolist()
     else:
-        rows, time = inputs.shape
-        sizes = [rows] * time
-        inputs = inputs[:, : time - commands].T  # (T - commands, B)
+        rows, n_steps = inputs.shape
+        sizes = [rows] * n_steps
+        inputs = inputs[:, : n_steps - commands].T  # (T - commands, B)
     embedded, tokens = model.embedding.weight, inputs
     if inputs.is_cpu:  # on a GPU, torch.unique would synchronise with the host
         used, tokens = inputs.unique(return_inverse=True)
@@ -121,4 +121,4 @@ def features(model, batch, compiled):
         return s4d_features(model.layer, table, by_step, tokens, batch.steps, compiled)
     parameters = recurrent_parameters(model.layer)
     h = RecurrentScan.apply(*parameters, table, by_step, tokens.flatten(), sizes, compiled)
-    return common.select(h if packed else h.view(time, rows, -1), batch.steps)
+    return common.select(h if packed else h.view(n_steps, rows, -1), batch.steps)

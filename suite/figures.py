@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-BOTH = ["none", "sin"]
+NONE_AND_PE = ["none", "sin"]
 WITH_CONSTANT = ["none", "constant", "sin"]
 WITH_DUP = ["none", "dup", "sin"]
 WITH_CONTROLS = ["none", "constant", "dup", "sin"]
@@ -97,7 +97,7 @@ class Figure(NamedTuple):
     tuned: tuple = ()  # flags tuned per encoding, which do not define cells
     note: str = ""
     # Plots show each metric over flag x, one line per encoding, or `curves` if given. x can
-    # also be "pe", or ("pe", flags), for points side by side for each setting of the flags
+    # also be "pe", or ("pe", flag, ...): points side by side for each setting of the flags
     x: str | tuple = "vocab"
     curves: Callable | None = None  # Result -> iterable of (panel, encoding, {x: y})
     y: str = "token accuracy"  # y label of the curves
@@ -215,17 +215,17 @@ def k_at(accuracy):
     return Measure(label, ("vocab",), compute, np.exp2)
 
 
-def area_over_log2_k(results):
+def mean_over_log2_k(results):
     """Return the mean token accuracy over the range of log2 K, by the trapezoidal rule."""
     vocabs, ys = accuracies_over("vocab", results)
     xs = np.log2(vocabs)
     return np.trapezoid(ys, xs) / (xs[-1] - xs[0])
 
 
-def speed_up(label, at):
-    """Return a Measure: log2 of no PE's budget over PE's at the same accuracy.
+def speed_up(label, log2_ratio):
+    """Return a Measure: log2 of the ratio of no PE's budget to PE's at the same accuracy.
 
-    at(log2 of the budgets in multiples of 1x, accuracies without PE, with PE) -> a number
+    `log2_ratio` takes log2 of the budgets (1x: 0), and the accuracies without and with PE.
     """
 
     def compute(results):
@@ -234,23 +234,23 @@ def speed_up(label, at):
             return None  # one arm is not selected
         budgets, no_pe = accuracies_over("iterations", none)
         _, pe = accuracies_over("iterations", sin)
-        return at(np.log2(np.divide(budgets, budgets[0])), no_pe, pe)
+        return log2_ratio(np.log2(np.divide(budgets, budgets[0])), no_pe, pe)
 
     return Measure(label, ("pe", "iterations", "lr"), compute, np.exp2, "x")
 
 
-AREA = Measure("mean token accuracy over log2 K", ("vocab",), area_over_log2_k)
+MEAN_ACCURACY = Measure("mean token accuracy over log2 K", ("vocab",), mean_over_log2_k)
 K95, K80 = k_at(0.95), k_at(0.80)
-OVER_K = AREA, K95, K80
+OVER_K = MEAN_ACCURACY, K95, K80
 SPEED_UPS = (
     speed_up(
-        "speed-up by PE at PE's accuracy at 1x",
-        # The budget at which no PE reaches this accuracy; `crossing` expects a fall
+        "speed-up by PE at the accuracy that PE has at 1x",
+        # of the budget at which no PE reaches it to 1x; negated, as `crossing` expects a fall
         lambda budgets, no_pe, pe: crossing(budgets, np.negative(no_pe), -pe[0]),
     ),
     speed_up(
         "speed-up by PE at the baseline's final accuracy",
-        # The longest budget over that at which PE reaches this accuracy
+        # of the longest budget to that at which PE reaches it
         lambda budgets, no_pe, pe: crossing(budgets[-1] - budgets[::-1], pe[::-1], no_pe[-1]),
     ),
 )

@@ -131,7 +131,7 @@ def clear(folder):
 
 
 def fingerprints(config):
-    """Return the hashes of a language model's text, which report.py does not compute."""
+    """Return the text's hashes in a language model's config; report.py lacks the text."""
     return {name: x for name, x in config.items() if name.endswith("_sha256")}
 
 
@@ -155,7 +155,7 @@ def is_finished(task):
     """Return whether a result exists; False for --overwrite and --evaluate."""
     if task.args.overwrite or task.args.evaluate:
         return False
-    path = task.folder / task.file
+    path = task.folder / task.result_file
     content = read_json(path)
     if content is not None:
         with reading(path):

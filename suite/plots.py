@@ -42,7 +42,7 @@ RC_PARAMS = {
     "svg.fonttype": "none",  # keep text searchable
     "svg.hashsalt": "report",  # reproducible output
 }
-CAN_DRAW = importlib.util.find_spec("matplotlib") is not None  # avoids a slow import
+HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None  # avoids a slow import
 
 
 # -- Points

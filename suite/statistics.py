@@ -47,7 +47,7 @@ def estimate(samples, signs=(1,)):
     """
     if min(map(len, samples)) < MIN_SEEDS:
         return None
-    means, variances = np.transpose([mean_and_variance(sample) for sample in samples])
+    means, variances = np.transpose([mean_and_squared_error(sample) for sample in samples])
     value = np.dot(signs, means)
     error = np.sqrt(variances.sum())
     dofs = [len(sample) - 1 for sample in samples]
@@ -60,7 +60,7 @@ def estimate(samples, signs=(1,)):
     return Estimate(value, error, dof, margin, p_below)
 
 
-def mean_and_variance(sample):
+def mean_and_squared_error(sample):
     """Return the mean and its squared standard error, both exact if all values are equal."""
     shifted = np.subtract(sample, sample[0])
     return sample[0] + shifted.mean(), shifted.var(ddof=1) / len(sample)
@@ -68,9 +68,9 @@ def mean_and_variance(sample):
 
 # -- Multiple tests
 def directional_p(estimates):
-    """Return two p-values, each doubled for two directions of the test.
+    """Return p-values of two alternatives, doubled, since both directions are tested.
 
-    The first is for all values above 0, the second, with Bonferroni, for any below 0.
+    First, all values are above 0; second, any is below 0 (with Bonferroni's correction).
     """
     p_below = min(x.p_below for x in estimates)
     return 2 * (1 - p_below), 2 * p_below * len(estimates)

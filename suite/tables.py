@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from suite.figures import (
-    BOTH,
     CONTROLS,
     ENCODING_NAMES,
+    NONE_AND_PE,
     CensoredAbove,
     CensoredBelow,
     as_measure,
@@ -85,7 +85,7 @@ def align(rows):
 def default_contrasts(trials):
     """Return the contrasts PE - no PE and PE - control."""
     encodings = {x.flags.get("pe") for x in trials}
-    if not encodings.issuperset(BOTH):
+    if not encodings.issuperset(NONE_AND_PE):
         return []
     control = [pe for pe in CONTROLS if pe in encodings][:1]
     return [compare_encodings("sin", pe) for pe in ["none", *control]]
@@ -93,11 +93,11 @@ def default_contrasts(trials):
 
 def estimate_contrast(contrast, measured):
     """Return the Estimate of a contrast; None if there are too few seeds."""
-    signs, cells = zip(*contrast.terms())
+    signs, arms = zip(*contrast.terms())
     samples = []
-    for cell in cells:
-        in_cell = select(measured, cell)
-        samples.append({x.flags["seed"]: x.value for x in in_cell if x.value is not None})
+    for arm in arms:
+        in_arm = select(measured, arm)
+        samples.append({x.flags["seed"]: x.value for x in in_arm if x.value is not None})
     if not contrast.paired:
         return estimate([[*sample.values()] for sample in samples], signs)
     seeds = set.intersection(*map(set, samples))
@@ -200,9 +200,9 @@ def table_rows(keys, encodings, measured, measure):
         row = [format_flag(key, cell.get(key, "")) for key in keys]
         row += [format_mean(select(in_cell, arm), measure) for arm in arms]
         for contrast in default_contrasts(in_cell):
-            trials = select(in_cell, contrast.high) + select(in_cell, contrast.low)
-            is_known = not any(map(is_censored, trials))
-            row += format_difference(estimate_contrast(contrast, in_cell) if is_known else None)
+            both = select(in_cell, contrast.high) + select(in_cell, contrast.low)
+            has_ci = not any(map(is_censored, both))
+            row += format_difference(estimate_contrast(contrast, in_cell) if has_ci else None)
         yield row
 
 

@@ -4,6 +4,7 @@ README.md has an example of a subclass.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,8 +32,10 @@ class Flag(NamedTuple):
 
 
 # -- The flags of every task; their defaults are the paper's
-def seeds(text):
+def parse_seeds(text):
     """Parse a seed, or a range of seeds such as 0-4."""
+    if not re.fullmatch(r"\d+(-\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a seed or a range such as 0-4")
     first, dash, last = text.partition("-")
     parsed = range(int(first), int(last) + 1) if dash else int(text)
     if dash and len(parsed) not in range(1, 101):
@@ -40,8 +43,11 @@ def seeds(text):
     return parsed
 
 
-def bands(text):
-    start, end = map(float, text.split(":"))
+def parse_bands(text):
+    try:
+        start, end = map(float, text.split(":"))
+    except ValueError:
+        start = end = 0.0
     if not 0 <= start < end <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not START:END with 0 <= START < END <= 1")
     return f"{start:g}:{end:g}"  # normalised, for the folder name
@@ -56,7 +62,7 @@ FLAGS = [
         "seed",
         0,
         "random seed (default: 0), or a range such as 0-4 for --list, --all and report.py",
-        seeds,
+        parse_seeds,
     ),
     Flag("hidden", 512, "hidden size", at_least=1, below=20_000),
     Flag(
@@ -105,14 +111,14 @@ FLAGS = [
         "bands",
         "0:1",
         "START:END, the sinusoid's frequencies to keep, from 0 (highest) to 1 (lowest)",
-        bands,
+        parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
     Flag("beta2", 0.999, "Adam's beta2; the released code uses 0.98", below=1),
     Flag("eps", 1e-8, "Adam's epsilon; the released code uses 1e-9"),
     Flag("clip", 1.0, "gradient clipping norm; 0 disables clipping"),
 ]
-# What the tasks' smaller scales share
+# Settings that the tasks share at scales desk (laptops) and smoke (tests)
 DESK = dict(hidden=128, embed=128, batch=64, iterations=20_000)
 SMOKE = dict(
     vocab=8,
@@ -135,12 +141,14 @@ class Task:
     figures: dict  # name -> figures.Figure
     flags = ()  # task-specific Flags
     unused_flags = ()  # names of shared flags that do not apply
-    optional_flags = ()  # names of flags that are not recorded at their default
-    folder_words = dict(model="", pe="", vocab="K", length="L")  # flag -> prefix of its value
+    omitted_at_default = ()  # flags that are recorded only if they differ from it
+    folder_prefixes = dict(
+        model="", pe="", vocab="K", length="L"
+    )  # flag -> prefix of its value
     # True: the CUDA graph also draws the batch; training_batch(i) must accept a tensor
     # and not synchronise. False: the batch is the graph's input; one graph per batch shape
     batch_in_graph = True
-    file = "result.json"  # marks a finished trial
+    result_file = "result.json"  # marks a finished trial
     run = None  # optional: run(self) -> exit code, instead of training
     model_class = common.Model
 
@@ -167,7 +175,7 @@ class Task:
     def __init__(self, args, config, folder):
         """Store the flags: `args` are all, `config` those that affect the result."""
         self.args, self.config, self.folder = args, config, folder
-        self.batch, self.seed = args.batch, args.seed
+        self.batch_size, self.seed = args.batch, args.seed
         self.vocab, self.length = args.vocab, args.length
 
     def check(self):
@@ -202,14 +210,14 @@ class Task:
             bands=tuple(map(float, a.bands.split(":"))),
         )
 
-    def layer(self):
+    def layer_class(self):
         """Return a constructor, layer(input_size, hidden)."""
         return common.LAYERS[self.args.model]
 
     def model(self):
         a = self.args
         return self.model_class(
-            self.layer(),
+            self.layer_class(),
             a.pe,
             a.vocab,
             a.embed,
@@ -230,9 +238,9 @@ class Task:
 
     # -- the data
 
-    def draw(self, k, shape):
-        """Draw rows (*shape, W) from the key k alone; here L integers below K."""
-        return common.uniform_integers(k, (*shape, self.length), self.vocab)
+    def draw(self, rng_key, shape):
+        """Draw rows (*shape, W) from rng_key alone; here L integers below K."""
+        return common.uniform_integers(rng_key, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
         """Return the common.Batch of inputs and targets for rows (B, W)."""
@@ -266,8 +274,10 @@ class Task:
 
     def training_batch(self, i):
         """Return the batch of iteration i (integer or tensor), a function of seed and i."""
-        k = common.key(self.seed_on_device, common.TRAINING, i, device=self.fallback_row.device)
-        candidates = self.draw(k, (self.held_out.draws, self.batch))  # (R, B, W)
+        rng_key = common.key(
+            self.seed_on_device, common.TRAINING, i, device=self.fallback_row.device
+        )
+        candidates = self.draw(rng_key, (self.held_out.draws, self.batch_size))  # (R, B, W)
         return self.make_batch(self.held_out.first_allowed(candidates, self.fallback_row))
 
     def test_batch(self):
@@ -276,14 +286,14 @@ class Task:
     def evaluate(self, model, engine):
         """Return {metric: value} on the held-out set."""
         batch = self.test_batch()
-        predictions, losses = common.predict(engine.features, model, batch, self.batch)
+        predictions, losses = common.predict(engine.features, model, batch, self.batch_size)
         metrics = common.sequence_metrics(batch, predictions, losses)
         return self.summarise(metrics, (predictions == batch.targets).cpu().numpy())
 
     def examples(self, model, engine):
         """Return inputs, targets and predictions for the last two held-out sequences."""
         batch = self.test_batch().rows(slice(-2, None))  # the longest, if lengths vary
-        predictions, _ = common.predict(engine.features, model, batch, self.batch)
+        predictions, _ = common.predict(engine.features, model, batch, self.batch_size)
         inputs = batch.inputs[:, : self.positions() - batch.commands]
         rows = zip(inputs.tolist(), batch.targets.tolist(), predictions.tolist())
         return [dict(zip(("inputs", "targets", "predictions"), row)) for row in rows]

@@ -104,9 +104,14 @@ class Training:
 
     def train_on(self, batch):
         """Take a training step without host-device synchronisation, as CUDA graphs require."""
-        score = graphs.maybe_compile(common.score, self.engine.compiled)
+        score_and_grad_ = graphs.maybe_compile(common.score_and_grad_, self.engine.compiled)
         loss, accuracy = common.train_step(
-            self.model, self.engine.features, batch, self.optimizer, self.args.clip, score
+            self.model,
+            self.engine.features,
+            batch,
+            self.optimizer,
+            self.args.clip,
+            score_and_grad_,
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
