@@ -57,9 +57,10 @@ def format_mean(measured, measure):
     text = f"{mean:,.{decimals}f}"
     if n_censored:
         if len(set(values)) == 1:
-            sign = ">" if isinstance(values[0], CensoredAbove) else "<"
-            text = f"{sign}{mean:g}{measure.unit}"
-        text += f" ({n_censored} of {n} censored)"
+            text = f"{mean:g}{measure.unit}"
+        kinds = {type(x.value) for x in measured if is_censored(x)}
+        sign = {CensoredAbove: ">", CensoredBelow: "<"}[kinds.pop()] if len(kinds) == 1 else ""
+        text = f"{sign}{text} ({n_censored} of {n} censored)"
     elif of_values and show is float:
         text += f" ±{of_values.margin:,.{decimals}f}"
     elif of_values:
@@ -256,7 +257,9 @@ def judge_claim(claim, link, results):
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
         means = [format_mean(select(measured, arm), measure) for arm in arms]
         differences = [f"{c.label}: {text}" for c, text in zip(contrasts, differences)]
-    row = [f"[{subject}]({link}): {measure.label}", *means, "<br>".join(differences)]
+    sizes = [len(select(measured, arm)) for c in contrasts for _, arm in c.terms()]
+    label = f"[{subject}]({link}): {measure.label}, n = {format_range(min(sizes), max(sizes))}"
+    row = [label, *means, "<br>".join(differences)]
     missing = None in estimates or any(x.value is None for x in measured)
     return row, None if missing else directional_p(estimates)
 
