@@ -62,8 +62,8 @@ CONFIGURATIONS = {  # model-encoding-K[-desk]: batch size on a CPU; CUDA uses th
 REPEATS = 5  # timings of each step
 COLUMNS = "plain", "torch", "suite"
 COST_NOTE = """\
-Assumes one trial at a time, with time proportional to steps and batch size. Other K: the time
-at the model's nearest measured K, adjusted by the LSTM's slope in K. Language-model
+Assumes one trial at a time, with time proportional to sequence length and batch size. Other
+K: the time at the model's nearest measured K, adjusted by the LSTM's slope in K. Language-model
 paragraphs count as 1,024 steps, the maximum. Excludes held-out tests and stability.
 """
 
@@ -154,7 +154,7 @@ def costs(content):
     needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
     if not needed <= content["configurations"].keys():
         return
-    times, all_trials = defaultdict(dict), {}
+    times, hours_by_folder = defaultdict(dict), {}
     for name, timings in content["configurations"].items():
         model, _, vocab, *desk = name.split("-")
         if not desk:
@@ -167,8 +167,8 @@ def costs(content):
                 trials = cli.trials_of_figure(task_class, {}, name)
                 figure_hours = {trial.folder: hours(trial.task, times) for trial in trials}
                 yield format_row(f"{task_class.script()} {name}", figure_hours)
-                all_trials |= figure_hours
-    yield format_row("all, each trial once", all_trials)
+                hours_by_folder |= figure_hours
+    yield format_row("all, each trial once", hours_by_folder)
     yield from COST_NOTE.splitlines()
 
 

@@ -44,11 +44,11 @@ from variable_length import SMALL, SMALL_LSTM
 class Mamba(nn.Module):
     """Selective SSM block (Gu and Dao, 2023), no norm; D = 2H channels, N = 16 states."""
 
-    def __init__(self, inputs, hidden):
+    def __init__(self, input_size, hidden):
         super().__init__()
         channels, rank, d_state = 2 * hidden, math.ceil(hidden / 16), 16
         self.split_sizes = rank, d_state, d_state
-        self.in_proj = nn.Linear(inputs, 2 * channels, bias=False)
+        self.in_proj = nn.Linear(input_size, 2 * channels, bias=False)
         self.conv1d = nn.Conv1d(channels, channels, 4, groups=channels)
         self.x_proj = nn.Linear(channels, sum(self.split_sizes), bias=False)
         self.dt_proj = nn.Linear(rank, channels)
@@ -64,11 +64,11 @@ class Mamba(nn.Module):
         u = F.silu(self.convolve(u))
         delta, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)
         delta = F.softplus(self.dt_proj(delta))  # (T, B, D)
-        A = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
+        A_log2e = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
         each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
-        h, outputs = torch.zeros_like(A), []
+        h, outputs = torch.zeros_like(A_log2e), []
         for t, (d, added, write, read) in enumerate(each):  # (B, 1, D), ..., (B, N, 1)
-            decay = (d * A).exp2()  # faster than exp
+            decay = (d * A_log2e).exp2()  # exp(d A), but faster
             h = torch.addcmul(decay * h, write, added)
             if t >= first:
                 outputs.append((read * h).sum(1))
@@ -85,9 +85,9 @@ class Mamba(nn.Module):
 class MambaStack(nn.Module):
     """Stack Mamba blocks with pre-norm (RMSNorm) residual connections."""
 
-    def __init__(self, inputs, hidden, blocks):
+    def __init__(self, input_size, hidden, blocks):
         super().__init__()
-        self.in_proj = nn.Linear(inputs, hidden)
+        self.in_proj = nn.Linear(input_size, hidden)
         self.blocks = nn.ModuleList(Mamba(hidden, hidden) for _ in range(blocks))
         self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-5) for _ in range(blocks + 1))
 
@@ -146,7 +146,7 @@ add_figure(
     x=("pe", "blocks", "vocab"),
 )
 
-# -- Variants of Fig. 2; exploratory, since similar trials had been seen before
+# -- Variants of Fig. 2: exploratory, except the preregistered fig2-more
 add_figure(
     "fig2-short",
     "Reverse ordering, L = 16",
@@ -181,7 +181,7 @@ add_figure(
 )
 add_figure(
     "fig2-all",
-    "Reversal, L = 32, 128 units, nine seeds",
+    "Reverse ordering, nine seeds",
     model_grid(**DESK_GRID, seed=range(5, 14)),
     summaries=OVER_K,
 )
@@ -200,19 +200,19 @@ add_figure(
 
 
 # -- Longer training. Grids and claims are preregistered: RESULTS.md, Protocols
-class Cell(NamedTuple):
+class LongRun(NamedTuple):
     vocab: int
-    lr: float  # of fig2, like `iterations`
+    lr: float  # as in fig2
     iterations: int
     budgets: tuple  # training budgets, as multiples of `iterations`
     seeds: range
-    tuned_lr: tuple  # (no PE and control, PE), by fig2-rates
+    tuned_lr: tuple  # (no PE and control, PE), selected in fig2-rates
 
 
 CELLS = {
-    "gru": Cell(32, 3e-3, 30_000, (1, 4), range(11, 15), (6e-3, 6e-3)),
-    "lstm": Cell(64, 3e-3, 30_000, (1, 4), range(11, 15), (3e-3, 6e-3)),
-    "s4d": Cell(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), (2e-2, 2e-2)),
+    "gru": LongRun(32, 3e-3, 30_000, (1, 4), range(11, 15), (6e-3, 6e-3)),
+    "lstm": LongRun(64, 3e-3, 30_000, (1, 4), range(11, 15), (3e-3, 6e-3)),
+    "s4d": LongRun(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), (2e-2, 2e-2)),
 }
 rate_rows, long_rows, long_claims, budget_contrasts = [], [], [], []  # of the figures below
 for model, cell in CELLS.items():
@@ -302,7 +302,7 @@ add_figure(
     note="Learning rates: 3e-3 (LSTM with PE, L = 32: 6e-3); S4D: 1e-2 (L = 32: 2e-2).",
 )
 
-# -- Longer training, with learning rates tuned for it: 4x (LSTM) and 16x (S4D)
+# -- Longer training: equal learning rates (GRU), rates tuned for 4x (LSTM) and 16x (S4D)
 LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000, seed=100)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
 add_figure(

@@ -1357,7 +1357,7 @@ def test_welchs_test_is_that_of_textbooks():
     b = "27.1 22.0 20.8 23.4 23.4 23.5 25.8 22.0 24.8 20.2 21.9 22.1 22.9 20.5 24.4"
     a, b = (list(map(float, numbers.split())) for numbers in (a, b))
     found = statistics.estimate([a, b], [1, -1])
-    t = found.value / found.error
+    t = found.value / found.stderr
     assert np.allclose([t, found.dof, found.p()], [-2.455, 24.989, 0.021], rtol=0, atol=5e-4)
     same = statistics.estimate([[0.1] * 4, [0.1] * 7], [1, -1])
     close(same.p(), 1, 1e-9)

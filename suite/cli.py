@@ -167,7 +167,7 @@ def make_task(task_class, flags):
         raise UsageError("--seed accepts a range only with --list, --all and report.py")
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes the checkpoint that --evaluate needs")
-    recorded = {"precision"} if args.precision == "bf16" else set()  # tf32 differs by rounding
+    recorded = {"precision"} if args.precision == "bf16" else set()  # tf32 counts as fp32
     for name, flag in known.items():
         value = getattr(args, name)
         if isinstance(value, int | float) and not flag.at_least <= value < flag.below:
@@ -290,7 +290,7 @@ def run_many(task_class, given, trials):
     first.build("cpu")  # likewise report flags that leave no training data
     gpus = machine.gpus_of_jobs(first.args)
     script = sys.modules[task_class.__module__].__file__
-    with stop.deferred():  # a signal ends the process here
+    with stop.deferred():  # a pending signal takes effect at its end
         code = jobs.run(script, trials, first.args.jobs or len(gpus), gpus)
     report = Path(__file__).parents[1] / "report.py"
     figure = [given["all"]] if given["all"] else []
@@ -301,7 +301,7 @@ def run_many(task_class, given, trials):
 
 # -- Output and exit codes
 class TolerantStream(io.TextIOWrapper):
-    """A stream that ignores write errors: a closed terminal must not stop a trial unsaved."""
+    """A stream that ignores write errors, so that a trial survives a closed terminal."""
 
     def write(self, text):
         with contextlib.suppress(OSError):

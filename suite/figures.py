@@ -33,7 +33,7 @@ class Measure(NamedTuple):
     unit: str = ""
 
     def of(self, results):
-        """Return the value; None if trials are missing or a summary has fewer than three."""
+        """Return the value; None if trials are missing, or fewer than three for a summary."""
         if not self.over:
             return results[0].values.get(self.label)
         complete = all("token accuracy" in result.values for result in results)
@@ -195,7 +195,7 @@ def accuracies_over(flag, results):
 
 
 def crossing(xs, ys, threshold):
-    """Return the first x where ys, linearly interpolated, fall below a threshold."""
+    """Return the first, interpolated x where ys fall below a threshold; may be censored."""
     if ys[0] < threshold:
         return CensoredBelow(xs[0])
     for (left, before), (right, after) in itertools.pairwise(zip(xs, ys)):
@@ -245,12 +245,12 @@ OVER_K = MEAN_ACCURACY, K95, K80
 SPEED_UPS = (
     speed_up(
         "speed-up by PE at the accuracy that PE has at 1x",
-        # of the budget at which no PE reaches it to 1x; negated, as `crossing` expects a fall
+        # log2(budget at which no PE reaches it / 1x); negated, as `crossing` expects a fall
         lambda budgets, no_pe, pe: crossing(budgets, np.negative(no_pe), -pe[0]),
     ),
     speed_up(
         "speed-up by PE at the baseline's final accuracy",
-        # of the longest budget to that at which PE reaches it
+        # log2(longest budget / budget at which PE reaches it)
         lambda budgets, no_pe, pe: crossing(budgets[-1] - budgets[::-1], pe[::-1], no_pe[-1]),
     ),
 )

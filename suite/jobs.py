@@ -22,7 +22,7 @@ PROGRESS = "fraction", "accuracy", "duration"  # in progress.json
 
 
 class Trial(NamedTuple):
-    """A trial of a figure."""
+    """A trial to run."""
 
     task: Task
     row: dict  # its row of the figure's grid

@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
     """A mean over seeds, or a signed sum of such means."""
 
     value: float
-    error: float  # standard error
+    stderr: float  # standard error
     dof: float  # degrees of freedom (Welch-Satterthwaite)
     margin: float  # half the width of the 95% confidence interval
     p_below: float  # one-sided p-value; alternative: the true value is below 0
@@ -47,20 +47,20 @@ def estimate(samples, signs=(1,)):
     """
     if min(map(len, samples)) < MIN_SEEDS:
         return None
-    means, variances = np.transpose([mean_and_squared_error(sample) for sample in samples])
+    means, variances = np.transpose([mean_and_squared_stderr(sample) for sample in samples])
     value = np.dot(signs, means)
-    error = np.sqrt(variances.sum())
+    stderr = np.sqrt(variances.sum())
     dofs = [len(sample) - 1 for sample in samples]
     # Without variance, the Welch-Satterthwaite formula is 0 / 0
-    dof = error**4 / (variances**2 / dofs).sum() if error else dofs[0]
+    dof = stderr**4 / (variances**2 / dofs).sum() if stderr else dofs[0]
     cdf, scale = t_cdf(dof), np.sqrt(dof)
-    # P(T > margin / error) = ALPHA / 2
-    margin = -scale * np.tan(np.interp(ALPHA / 2, cdf, ANGLES)) * error
-    p_below = np.interp(np.arctan2(value, error * scale), ANGLES, cdf)
-    return Estimate(value, error, dof, margin, p_below)
+    # P(T > margin / stderr) = ALPHA / 2
+    margin = -scale * np.tan(np.interp(ALPHA / 2, cdf, ANGLES)) * stderr
+    p_below = np.interp(np.arctan2(value, stderr * scale), ANGLES, cdf)
+    return Estimate(value, stderr, dof, margin, p_below)
 
 
-def mean_and_squared_error(sample):
+def mean_and_squared_stderr(sample):
     """Return the mean and its squared standard error, both exact if all values are equal."""
     shifted = np.subtract(sample, sample[0])
     return sample[0] + shifted.mean(), shifted.var(ddof=1) / len(sample)
@@ -68,9 +68,9 @@ def mean_and_squared_error(sample):
 
 # -- Multiple tests
 def directional_p(estimates):
-    """Return p-values of two alternatives, doubled, since both directions are tested.
+    """Return two-sided p-values: that all contrasts are positive, that one is negative.
 
-    First, all values are above 0; second, any is below 0 (with Bonferroni's correction).
+    The first is the largest p, the second the smallest, with Bonferroni's correction.
     """
     p_below = min(x.p_below for x in estimates)
     return 2 * (1 - p_below), 2 * p_below * len(estimates)
