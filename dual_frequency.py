@@ -59,6 +59,7 @@ class DualFrequency(Reverse):
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
     def probability(self, rows):
+        """Return the probability that a random draw is among the rows."""
         rare = (rows >= self.vocab // 2).sum(1).double()
         probabilities = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
         return probabilities.sum().item() * (2 / self.vocab) ** self.length
@@ -66,7 +67,7 @@ class DualFrequency(Reverse):
     # -- Test set: a target among disturbants, ordered by condition, position, repeat
 
     def patterns(self):
-        """Return a mask of Rare integers for each condition and target position, (4 L, L)."""
+        """Return a tuple of length L per condition and target position, 1 where Rare."""
         patterns = []
         for condition in CONDITIONS:
             target, disturbants = map(FREQUENCIES.index, condition.split("/"))  # Rare: 1
@@ -104,7 +105,7 @@ class DualFrequency(Reverse):
         return self.batch_with_commands(rows, rows.gather(1, position), steps)
 
     def summarise(self, metrics, correct):
-        """Add accuracy by condition and target position; keep metrics of single targets."""
+        """Replace metrics of whole sequences by accuracy per condition and target position."""
         by_condition = correct.reshape(4, self.length, -1).mean(2)  # (4, L)
         return {
             "token_accuracy": metrics["token_accuracy"],
@@ -134,7 +135,7 @@ def retrieval_accuracy(*conditions):
     return lambda result: np.mean([result.metrics["by_condition"][c] for c in conditions])
 
 
-def difference(first, second):
+def accuracy_difference(first, second):
     """Return a metric: the accuracy in one condition minus that in another."""
     return lambda result: retrieval_accuracy(first)(result) - retrieval_accuracy(second)(result)
 
@@ -164,12 +165,14 @@ OPTIONS = dict(
         "accuracy among Frequent disturbants": retrieval_accuracy(*AMONG_FREQUENT),
         "accuracy, Frequent targets among Rare": retrieval_accuracy("frequent/rare"),
         "accuracy, Rare targets among Rare": retrieval_accuracy("rare/rare"),
-        "Frequent targets: Frequent - Rare disturbants": difference(
+        "Frequent targets: Frequent - Rare disturbants": accuracy_difference(
             "frequent/frequent", "frequent/rare"
         ),
-        "Rare targets: Frequent - Rare disturbants": difference("rare/frequent", "rare/rare"),
-        "Frequent - Rare targets, Frequent disturbants": difference(*AMONG_FREQUENT),
-        "Frequent - Rare targets, Rare disturbants": difference(*AMONG_RARE),
+        "Rare targets: Frequent - Rare disturbants": accuracy_difference(
+            "rare/frequent", "rare/rare"
+        ),
+        "Frequent - Rare targets, Frequent disturbants": accuracy_difference(*AMONG_FREQUENT),
+        "Frequent - Rare targets, Rare disturbants": accuracy_difference(*AMONG_RARE),
         "Frequent among Rare: elsewhere - 1st quarter (S4D: 2nd)": quarter_gap,
     },
     curves=by_position,

@@ -232,7 +232,7 @@ Shakespeare.figures["table2"] = Figure(
 
 
 def tokenize(text, name):
-    """Return types and tokens, [training (first 90% of characters or words), validation]."""
+    """Return types, and the splits' tokens: the first 90% of characters or words; the rest."""
     pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else list(text)
     types, tokens = np.unique(pieces, return_inverse=True)
     types, splits = types.tolist(), np.split(tokens, [len(tokens) * 9 // 10])
@@ -256,7 +256,7 @@ def byte_pair_encode(types, splits):
 
 # -- The model: pre-norm blocks of causal attention and a ReLU MLP; N(0, 0.02^2) init
 class Rotary(common.Sinusoid):
-    """Rotate pairs (2i, 2i+1) of queries or keys (..., T, d) by t / 10000^(2i/d)."""
+    """Rotate pairs (2i, 2i+1) of queries or keys (..., T, d) by the angle t / 10000^(2i/d)."""
 
     def forward(self, x):
         waves = (math.sqrt(self.size / 2) * self.vectors(x.shape[-2])).to(x.dtype)  # (T, d)

@@ -47,8 +47,8 @@ class PackedModel(common.Model):
     def features(self, batch):
         """Return the layer's outputs at the target rows, (N, H)."""
         packed = rnn.PackedSequence(self.embedding(batch.inputs), batch.batch_sizes)
-        tokens, lengths = rnn.pad_packed_sequence(packed)  # (T, B, E)
-        h = self.layer(self.encoding.join(tokens), slice(None))
+        embedded, lengths = rnn.pad_packed_sequence(packed)  # (T, B, E)
+        h = self.layer(self.encoding.join(embedded), slice(None))
         return select(rnn.pack_padded_sequence(h, lengths).data, batch.steps)
 
 
@@ -76,20 +76,22 @@ class WikiText(Task):
     def setup(self):
         """Find the text, find or make its tokens, and add their hashes to the config."""
         data = Path(self.args.data)
-        text = text_sha256(data)
-        self.tokens = data / f"tokens-K{self.vocab}-{text[:16]}"
-        if not (self.tokens / "pieces.model").exists():
+        text_hash = text_sha256(data)
+        self.token_folder = data / f"tokens-K{self.vocab}-{text_hash[:16]}"
+        if not (self.token_folder / "pieces.model").exists():
             if not self.args.prepare:
                 raise UsageError("no tokens yet: first run this command with --prepare")
-            make_tokens(data, self.vocab, self.tokens)
+            make_tokens(data, self.vocab, self.token_folder)
         if self.args.prepare:
-            raise files.Exit(0, f"tokens in {self.tokens}")
-        tokens = tuple(sorted(self.tokens.glob("[a-z]*")))  # all that make_tokens wrote
-        self.config |= {"text_sha256": text, "tokens_sha256": digest(tokens)}
+            raise files.Exit(0, f"tokens in {self.token_folder}")
+        token_files = tuple(
+            sorted(self.token_folder.glob("[a-z]*"))
+        )  # all that make_tokens wrote
+        self.config |= {"text_sha256": text_hash, "tokens_sha256": digest(token_files)}
 
     def build(self, device):
         self.device = device
-        self.splits = {split: Split(self.tokens, split, self.length) for split in SPLITS}
+        self.splits = {split: Split(self.token_folder, split, self.length) for split in SPLITS}
 
     def positions(self):
         return self.length
@@ -154,7 +156,7 @@ class WikiText(Task):
         unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
         return metrics | {
             "unigram_test_perplexity": self.unigram_perplexity(),
-            "paragraphs": {name: split.paragraphs for name, split in splits},
+            "paragraphs": {name: split.n_paragraphs for name, split in splits},
             "tokens": {name: len(split.tokens) for name, split in splits},
             "unknown_tokens": unknown,
         }
@@ -210,8 +212,8 @@ def pack(split, chosen):
     """Pack the chosen paragraphs of a split into a batch of N (piece, next piece) pairs.
 
     As in torch's PackedSequence, the longest paragraph comes first. inputs (N,) are those of
-    step 0, then those of step 1, ...; targets (1, N); sizes (T,), on the CPU, counts the
-    paragraphs at each step. Unknown pieces are not scored.
+    step 0, then those of step 1, ...; targets (1, N); batch_sizes (T,), on the CPU, count
+    the paragraphs at each step. Unknown pieces are not scored.
     """
     chosen = chosen[np.argsort(-split.counts[chosen], kind="stable")]
     starts, counts = split.starts[chosen], split.counts[chosen]
@@ -315,7 +317,7 @@ class Split:
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
         self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
-        self.paragraphs = len(ends) - 1
+        self.n_paragraphs = len(ends) - 1
         # (P,) paragraphs kept
         self.starts = ends[:-1][counts > 0]
         self.counts = counts[counts > 0]

@@ -75,7 +75,7 @@ def stability(model, a, b, target, chunk_size=64):
 
 
 def weighted_cosine(inner):
-    """Return (P,), given inner(m, n) = <J_i^m, J_i^n> (P, D) of sequences 0 (A) and 1 (B)."""
+    """Return the weighted cosine (P,); inner(m, n) gives <J_i^m, J_i^n>, (P, D); A: 0, B: 1."""
     ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
     total = (aa * bb).sqrt().sum(-1)  # normalises the weights
     return (ab.sum(-1) / total.clamp(min=torch.finfo(total.dtype).tiny)).clamp(-1, 1)
@@ -97,7 +97,7 @@ def recurrent_similarity(layer, inputs, target):
             new = cell.update(*cell.preactivations(x, product, bias), old[1])[-parts:]
             grads.append([torch.autograd.grad(z.sum(), old, retain_graph=True) for z in new])
         state = [part.detach() for part in new]
-    # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left
+    # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left; z: state
     J = inputs.new_zeros(parts, sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
     J[-1] = torch.eye(H)
     for steps, step_grads in enumerate(reversed(grads[target:]), 1):
@@ -113,7 +113,7 @@ def recurrent_similarity(layer, inputs, target):
 
 
 def chain_step(J, grads, weight):
-    """d h_out / d (new state) -> d h_out / d (old state)"""
+    """Multiply J = d h_out / d (new state) by one step's Jacobian: d h_out / d (old state)."""
     back, H = torch.zeros_like(J), J.shape[-1]
     for part, (d_product, d_state) in zip(J, grads):
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(grad) W
@@ -135,7 +135,7 @@ def rescale(J):
 
 # -- S4D: a linear recurrence, so Jacobians differ only in the output step's nonlinearity
 def s4d_similarity(layer, inputs, target):
-    """Return (P,) for S4D: J[i, (h, n)] = M[i, h] w[h, n], where all sequences share w.
+    """Return S4D stability (P,): J[i, (h, n)] = M[i, h] w[h, n]; all sequences share w.
 
     M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input, and p and q
     are d/da and d/db of a sigmoid(b), with [a, b] = mix(gelu(y)); W and V are mix's halves.

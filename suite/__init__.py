@@ -20,7 +20,7 @@ class Stop:
 
     requested = is_deferred = False
 
-    def listen(self):
+    def install(self):
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             if signal.getsignal(signum) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(signum, self.handle)
@@ -67,4 +67,4 @@ stop = Stop()
 # Ctrl-C themselves
 main_script = Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve()
 if main_script.parent == Path(__file__).resolve().parents[1] and "torch" not in sys.modules:
-    stop.listen()
+    stop.install()

@@ -321,7 +321,7 @@ def tolerant_stream(stream):
 def exit_code(name, work):
     """Return the exit code of work(); print expected errors in one line."""
     sys.stdout, sys.stderr = tolerant_stream(sys.stdout), tolerant_stream(sys.stderr)
-    stop.listen()
+    stop.install()
     try:
         return work()
     except UsageError as error:

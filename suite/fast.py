@@ -62,7 +62,7 @@ def kernel_tables(layer, n_steps):
 
 
 def s4d_features(layer, table, by_step, tokens, steps, compiled):
-    """Return S4D's output (M, B, H) for tokens (n, B) and, at later steps, commands."""
+    """Return S4D's output (M, B, H) for tokens (n, B), followed by command tokens."""
     start, stop = common.span(steps, len(by_step))
     tokens = tokens[:stop]
     n = len(tokens)
@@ -101,7 +101,7 @@ def project_inputs(model, embedded, n_steps):
 
 
 def features(model, batch, compiled):
-    """Compute Model.features, (M, B, H), or those of a packed batch, (N, H)."""
+    """Return features (M, B, H), or (N, H) of a packed batch, like Model.features."""
     inputs, commands, packed = batch.inputs, batch.commands, batch.batch_sizes is not None
     if packed:
         sizes = batch.batch_sizes.tolist()

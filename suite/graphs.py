@@ -9,7 +9,7 @@ import torch
 # -- Compiling
 @functools.cache
 def maybe_compile(function, compiled):
-    """Return the function, compiled on request: first for static shapes, then dynamic."""
+    """Return the function; if `compiled`, compiled for static and later for dynamic shapes."""
     if not compiled:
         return function
     torch._dynamo.config.recompile_limit = 64

@@ -47,8 +47,6 @@ def run(script, trials, n_parallel, gpus):
         return f"{codes.count(0)} of {count} trials done{left}{accuracies}"
 
     print(f"{len(trials) - count} trials finished, {count} to run, {n_parallel} in parallel")
-    if not waiting:
-        return 0
     try:
         while (running or waiting) and not stop.requested:
             while waiting and free:

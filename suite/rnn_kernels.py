@@ -32,7 +32,7 @@ def on_cpu(x):
 #
 # On a CPU, steps are in place. `gate_views` are views of the four gates in one step. They hold
 # pre-activations, then activations, and after the backward step pre-activation gradients.
-# torch's tanh is slow on some CPUs, so we compute tanh(x) = 1 - 2 sigmoid(-2x). All terms of x
+# torch's tanh is slow on some CPUs, so we compute tanh(a) = 1 - 2 sigmoid(-2a). All terms of a
 # except the GRU's r q are multiplied by -2 before the scan, which is exact.
 ZERO = torch.zeros(())
 ONE = torch.ones(())
@@ -54,7 +54,7 @@ class LSTM:
 
     @staticmethod
     def step_in_place(gate_views, prev, state, gates, h, u):
-        """Run a step; s = sigmoid(-2x) replaces g = tanh(x) = 1 - 2s; u replaces tanh(c)."""
+        """Run a step; s = sigmoid(-2a) replaces g = tanh(a) = 1 - 2s; u replaces tanh(c)."""
         gates.sigmoid_()
         i, f, s, o = gate_views
         torch.mul(f, prev, out=state)
@@ -110,7 +110,7 @@ class GRU:
 
     @staticmethod
     def backward_in_place(gate_views, prev, d_h, d_state, d_out, d_gate_views):
-        """Overwrite the gates with their gradients, d_state with d_h_prev without W's part."""
+        """Overwrite gates with gradients, d_state with the part of d_h_prev that skips W."""
         q, r, z, n = gate_views
         _, d_r, d_z, d_n = d_gate_views
         d = d_h.add_(d_state).add_(d_out)
@@ -152,7 +152,7 @@ def backward_step(cell, gate_views, prev, d_h, d_state, d_out, d_gate_views):
 
 # -- The scan: lists of views, one for each step, and the loop over steps
 def first_rows(x, sizes):
-    """Return x[:n] for each step's n; reuse views, whose creation costs an operator."""
+    """Return x[:n] for each step's n; reuse views, whose creation costs a dispatch."""
     views = {n: x[:n] for n in set(sizes)}
     return [views[n] for n in sizes]
 
@@ -173,7 +173,7 @@ def previous_states(state, sizes):
 
 
 def fill_gates(table, by_step, tokens, sizes, weight, bias):
-    """Return the scaled gates (N, 4H) without W h_prev, and W.T (LSTM: scaled)."""
+    """Return pre-activations (N, 4H) without W h_prev, and W.T; terms of tanh times -2."""
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # inputs of tanh
@@ -183,9 +183,9 @@ def fill_gates(table, by_step, tokens, sizes, weight, bias):
     rows = sum(sizes) // len(by_step)
     gates = weight.new_empty(len(by_step), rows, 4 * H)  # (T, B, 4H), or packed (N, 1, 4H)
     inputs = gates[:, :, -G:]
-    read = (table * scale).index_select(0, tokens).view(-1, rows, G)
-    n = len(read)
-    torch.add(read, by_step[:n], out=inputs[:n])
+    token_part = (table * scale).index_select(0, tokens).view(-1, rows, G)
+    n = len(token_part)
+    torch.add(token_part, by_step[:n], out=inputs[:n])
     inputs[n:] = by_step[n:]
     recurrent = weight.T.contiguous()
     if G == 4 * H:
