@@ -97,7 +97,7 @@ def recurrent_similarity(layer, inputs, target):
             new = cell.update(*cell.preactivations(x, product, bias), old[1])[-parts:]
             grads.append([torch.autograd.grad(z.sum(), old, retain_graph=True) for z in new])
         state = [part.detach() for part in new]
-    # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), from the left; z: state
+    # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), z: state
     J = inputs.new_zeros(parts, sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
     J[-1] = torch.eye(H)
     for steps, step_grads in enumerate(reversed(grads[target:]), 1):
