@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import UsageError, select, span
+from common import UsageError, required_range, select
 from delayed_add import ablate_encoding
 from reverse import DESK_GRID, FIG13_ENCODINGS, Reverse, compare_vectors, model_grid
 from suite.figures import (
@@ -59,7 +59,7 @@ class Mamba(nn.Module):
         self.out_proj = nn.Linear(channels, hidden, bias=False)
 
     def forward(self, x, steps):
-        first, stop = span(steps, len(x))
+        first, stop = required_range(steps, len(x))
         u, gate = self.in_proj(x[:stop]).chunk(2, -1)  # (T, B, D)
         u = F.silu(self.convolve(u))
         delta, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)

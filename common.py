@@ -1,7 +1,7 @@
 """Models, loss, training step, schedule, encodings, layers, data and metrics.
 
 This is the reference implementation. suite/fast.py, the default for most models, replaces
-Model.features alone; it is faster, and equal up to rounding.
+only Model.features; it is faster, and equal up to rounding.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
 E embedding (and encoding) size, H hidden size, N state size of S4D (packed or held-out data:
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
     targets: torch.Tensor  # (B, M)
     steps: (
         slice | torch.Tensor
-    )  # of the targets: a slice for all rows, (B, M), or rows if packed
+    )  # target steps: a slice for all rows, or (B, M); rows of packed outputs
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
     commands: int = 0  # number of final steps, at which all rows read the command
     batch_sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
         return Batch(*(x[subset] if isinstance(x, torch.Tensor) else x for x in self))
 
 
-def score_and_grad_(logits, target, weights):
+def cross_entropy_and_grad_(logits, target, weights):
     """Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
 
     Overwrites the logits (n, K) with the gradient of the loss, weights * (softmax - one-hot).
@@ -97,7 +97,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, target_weights, score_and_grad_):
+    def forward(ctx, features, weight, bias, targets, target_weights, cross_entropy_and_grad_):
         weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
         d_features, d_weight, d_bias = map(torch.zeros_like, (features, weight, bias))
@@ -106,7 +106,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(features), rows):
             chunk = slice(start, start + rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
-            chunk_loss, chunk_accuracy = score_and_grad_(
+            chunk_loss, chunk_accuracy = cross_entropy_and_grad_(
                 logits, targets[chunk], target_weights[chunk]
             )
             loss += chunk_loss
@@ -135,7 +135,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return *(d_input * d_loss for d_input in ctx.saved_tensors), None, None, None
 
 
-def loss_and_accuracy(features, readout, batch, score_and_grad_=score_and_grad_):
+def loss_and_accuracy(
+    features, readout, batch, cross_entropy_and_grad_=cross_entropy_and_grad_
+):
     """Return mean cross-entropy and accuracy; features are (M, B, H) or packed (N, H)."""
     readout_weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
@@ -150,18 +152,18 @@ def loss_and_accuracy(features, readout, batch, score_and_grad_=score_and_grad_)
         readout.bias,
         targets,
         target_weights,
-        score_and_grad_,
+        cross_entropy_and_grad_,
     )
 
 
-def train_step(model, compute_features, batch, optimizer, clip, score_and_grad_):
+def train_step(model, compute_features, batch, optimizer, clip, cross_entropy_and_grad_):
     """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
-    `compute_features(model, batch)` returns model.features(batch), perhaps by faster code of
-    suite/fast.py; `score_and_grad_` may be compiled.
+    `compute_features(model, batch)` returns model.features(batch), or a faster equivalent of
+    suite/fast.py; `cross_entropy_and_grad_` may be compiled.
     """
     h = compute_features(model, batch)
-    loss, accuracy = loss_and_accuracy(h, model.readout, batch, score_and_grad_)
+    loss, accuracy = loss_and_accuracy(h, model.readout, batch, cross_entropy_and_grad_)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
@@ -185,7 +187,7 @@ class Encoding(nn.Module):
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    fast = True  # whether suite/fast.py, which does not call `join`, can be used
+    fast = True  # False if `join` is overridden, which suite/fast.py does not call
 
     def __init__(
         self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
@@ -284,7 +286,7 @@ class Ramp(Constant):
 
 
 class Counter(Encoding):
-    """The time step in binary, bits as -1 and 1, lowest first, repeated to fill the vector."""
+    """The time step in binary (-1 and 1, least significant bit first), repeated to fill E."""
 
     save_table = False
 
@@ -353,7 +355,7 @@ def select(h, steps):
     return h[steps.T, torch.arange(len(steps), device=h.device)]
 
 
-def span(steps, n_steps):
+def required_range(steps, n_steps):
     """Return the range [start, stop) of steps whose outputs have to be computed."""
     return steps.indices(n_steps)[:2] if isinstance(steps, slice) else (0, n_steps)
 
@@ -371,9 +373,9 @@ class LSTM(nn.LSTM):
 class S4D(nn.Module):
     """A linear map, a diagonal SSM (Gu et al., 2022), GELU, a linear map with GLU."""
 
-    def __init__(self, input_size, hidden, order=64):
+    def __init__(self, input_size, hidden, state_size=64):
         super().__init__()
-        pairs = order // 2  # conjugate pairs of states, of which one is stored
+        pairs = state_size // 2  # conjugate pairs of states, of which one is stored
         self.project = nn.Linear(input_size, hidden)
         log_dt = torch.empty(hidden).uniform_(math.log(1e-3), math.log(1e-1))
         self.log_dt = nn.Parameter(log_dt)
@@ -411,7 +413,7 @@ class S4D(nn.Module):
         return 2 * (rows.mT @ columns).flatten(1)[:, :n_steps].to(self.D.dtype)
 
     def forward(self, x, steps):
-        start, stop = span(steps, len(x))
+        start, stop = required_range(steps, len(x))
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
         kernel = F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
         toeplitz = kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop), last step first
@@ -508,8 +510,8 @@ class HeldOut:
     def contains(self, rows):
         """Return whether each row is held out: (..., W) -> (...)."""
         hashes = hash_rows(rows)
-        nearest = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
-        return self.hashes[nearest] == hashes
+        index = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
+        return self.hashes[index] == hashes
 
     def first_allowed(self, candidates, fallback_row):
         """Return each row's first candidate that is not held out: (R, B, W) -> (B, W)."""
@@ -523,7 +525,7 @@ class HeldOut:
 def predict(compute_features, model, batch, batch_size):
     """Return predictions and cross-entropies (N, M) each; `batch_size` rows at a time.
 
-    `compute_features(model, batch)` returns model.features(batch), perhaps by faster code.
+    `compute_features(model, batch)` returns model.features(batch), or a faster equivalent.
     """
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
@@ -568,7 +570,7 @@ def damerau_levenshtein(a, b):
     """
     a, b = a.T, b.T  # (La, N), (Lb, N)
     pairs = np.arange(a.shape[1])
-    # One more row and column, at index -1, stay above all distances: no match so far
+    # One more row and column, at index -1, exceed all distances, as there is no earlier match
     shape = len(a) + 2, len(b) + 2, len(pairs)
     table = np.full(shape, len(a) + len(b), dtype=np.int32)
     table[:-1, 0] = np.arange(len(a) + 1)[:, None]

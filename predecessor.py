@@ -48,7 +48,7 @@ class Predecessor(Task):
 
         The integers are drawn as a Lehmer code: element t is the rank of the t-th integer among
         the K - t integers that have not occurred. Decoding runs from the last element to the
-        first: ranks after t exclude that integer, so they are incremented if not below it.
+        first: later values >= x_t are incremented, since their ranks skip x_t.
         """
         choices = self.vocab - torch.arange(self.length, device=rng_key.device)
         x = scale_bits(random_bits(rng_key, (*shape, self.length)), choices)

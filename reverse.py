@@ -66,7 +66,7 @@ def model_grid(gru_vocab, vocab, s4d_iterations=10_000, **flags):
 
 DESK_GRID = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
 LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in DESK_GRID
-FAMILY = "A larger vocabulary (reversal, L = 32)"
+CLAIM_FAMILY = "A larger vocabulary (reversal, L = 32)"
 Reverse.figures["fig2"] = Figure(
     "Reverse ordering",
     {
@@ -79,10 +79,10 @@ Reverse.figures["fig2"] = Figure(
     WITH_EDITS,
     summaries=OVER_K,
     claims=[
-        Claim(FAMILY, "token accuracy", dict(model=model, vocab=K))
+        Claim(CLAIM_FAMILY, "token accuracy", dict(model=model, vocab=K))
         for model, K in LARGEST_K.items()
     ]
-    + [Claim(FAMILY, K95, dict(model=model)) for model in LARGEST_K],
+    + [Claim(CLAIM_FAMILY, K95, dict(model=model)) for model in LARGEST_K],
 )
 
 # -- Figs. 12 and 13: other encodings in place of the sinusoid

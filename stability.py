@@ -32,7 +32,7 @@ from dual_frequency import (
     FREQUENCIES,
     DualFrequency,
 )
-from reverse import FAMILY
+from reverse import CLAIM_FAMILY
 from suite.figures import Claim, Figure, name_model
 from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
@@ -309,7 +309,9 @@ Stability.figures["fig5-fresh"] = Figure(
     "Gradient stability, seeds 5 to 10",
     FIG3_FRESH_SEEDS,
     METRICS,
-    claims=(Claim(FAMILY, "stability among Rare disturbants", dict(model="lstm", vocab=256)),),
+    claims=(
+        Claim(CLAIM_FAMILY, "stability among Rare disturbants", dict(model="lstm", vocab=256)),
+    ),
     **OPTIONS,
 )
 

@@ -468,7 +468,7 @@ def mingru_by_its_recurrence(layer, x):
 
 def test_layers_by_their_equations():
     torch.manual_seed(0)
-    check_layer(common.S4D(3, 5, order=6), lambda *given: run_s4d(*given)[0])
+    check_layer(common.S4D(3, 5, state_size=6), lambda *given: run_s4d(*given)[0])
     check_layer(beyond.Mamba(3, 5), mamba_by_its_recurrence)
     check_layer(common.MinGRU(3, 5), mingru_by_its_recurrence)
 

@@ -1,4 +1,4 @@
-"""Reverse ordering of --min-length to --length inputs (Figs. 11, 14).
+"""Reverse ordering of inputs of varying length (Figs. 11, 14).
 
     python variable_length.py --model lstm --pe sin --vocab 16384 --seed 0
     python variable_length.py --scale desk --all fig11

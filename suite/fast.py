@@ -63,7 +63,7 @@ def kernel_tables(layer, n_steps):
 
 def s4d_features(layer, table, by_step, tokens, steps, compiled):
     """Return S4D's output (M, B, H) for tokens (n, B), followed by command tokens."""
-    start, stop = common.span(steps, len(by_step))
+    start, stop = common.required_range(steps, len(by_step))
     tokens = tokens[:stop]
     n = len(tokens)
     u = F.embedding(tokens, table)

@@ -141,7 +141,7 @@ class Task:
     figures: dict  # name -> figures.Figure
     flags = ()  # task-specific Flags
     unused_flags = ()  # names of shared flags that do not apply
-    omitted_at_default = ()  # flags that are recorded only if they differ from it
+    omitted_at_default = ()  # flags that are recorded only off their default
     folder_prefixes = dict(
         model="", pe="", vocab="K", length="L"
     )  # flag -> prefix of its value
@@ -247,7 +247,7 @@ class Task:
         raise NotImplementedError
 
     def probability(self, rows):
-        """Return the probability that a random draw is among the rows, if draws are uniform."""
+        """Return the probability that a draw is among the rows; here, draws are uniform."""
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
     def test_rows(self, device, *counters):

@@ -82,12 +82,12 @@ class Training:
                 self.iteration, self.seconds = i, time.perf_counter() - started
 
                 last = i == args.iterations
-                logging = last or i % args.log_every == 0
+                should_log = last or i % args.log_every == 0
                 if line.is_terminal:
                     line.update(self.format_progress)
-                elif logging:
+                elif should_log:
                     print(self.format_progress())
-                if logging:
+                if should_log:
                     self.log()
                 if args.snapshot_every and (last or i % args.snapshot_every == 0):
                     self.save_snapshot()
@@ -104,14 +104,16 @@ class Training:
 
     def train_on(self, batch):
         """Take a training step without host-device synchronisation, as CUDA graphs require."""
-        score_and_grad_ = graphs.maybe_compile(common.score_and_grad_, self.engine.compiled)
+        cross_entropy_and_grad_ = graphs.maybe_compile(
+            common.cross_entropy_and_grad_, self.engine.compiled
+        )
         loss, accuracy = common.train_step(
             self.model,
             self.engine.features,
             batch,
             self.optimizer,
             self.args.clip,
-            score_and_grad_,
+            cross_entropy_and_grad_,
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
