@@ -58,9 +58,7 @@ class Batch(NamedTuple):
 
     inputs: torch.Tensor  # (B, T) integers; K is the command token
     targets: torch.Tensor  # (B, M)
-    steps: (
-        slice | torch.Tensor
-    )  # target steps: a slice for all rows, or (B, M); rows of packed outputs
+    steps: slice | torch.Tensor  # targets': a slice, (B, M), or rows of packed outputs
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
     commands: int = 0  # number of final steps, at which all rows read the command
     batch_sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
@@ -97,7 +95,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, target_weights, cross_entropy_and_grad_):
+    def forward(ctx, features, weight, bias, targets, target_weights, score):
         weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
         d_features, d_weight, d_bias = map(torch.zeros_like, (features, weight, bias))
@@ -106,18 +104,15 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(features), rows):
             chunk = slice(start, start + rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
-            chunk_loss, chunk_accuracy = cross_entropy_and_grad_(
-                logits, targets[chunk], target_weights[chunk]
-            )
+            chunk_loss, chunk_accuracy = score(logits, targets[chunk], target_weights[chunk])
             loss += chunk_loss
             accuracy += chunk_accuracy
             if not ctx.needs_input_grad[0]:  # evaluation
                 continue
             d_logits = logits.to(weight_cast.dtype)  # logits now holds gradients
             torch.mm(d_logits, weight_cast, out=d_features[chunk])
-            if (
-                weight.is_cuda and d_logits.dtype == d_weight.dtype
-            ):  # on CPUs, this would change the rounding
+            # On CPUs, addmm_ would change the rounding
+            if weight.is_cuda and d_logits.dtype == d_weight.dtype:
                 d_weight.addmm_(d_logits.T, features[chunk])
             else:
                 d_weight += d_logits.T @ features[chunk]
@@ -135,9 +130,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return *(d_input * d_loss for d_input in ctx.saved_tensors), None, None, None
 
 
-def loss_and_accuracy(
-    features, readout, batch, cross_entropy_and_grad_=cross_entropy_and_grad_
-):
+def loss_and_accuracy(features, readout, batch, score=cross_entropy_and_grad_):
     """Return mean cross-entropy and accuracy; features are (M, B, H) or packed (N, H)."""
     readout_weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
@@ -152,18 +145,18 @@ def loss_and_accuracy(
         readout.bias,
         targets,
         target_weights,
-        cross_entropy_and_grad_,
+        score,
     )
 
 
-def train_step(model, compute_features, batch, optimizer, clip, cross_entropy_and_grad_):
+def train_step(model, compute_features, batch, optimizer, clip, score):
     """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
     `compute_features(model, batch)` returns model.features(batch), or a faster equivalent of
-    suite/fast.py; `cross_entropy_and_grad_` may be compiled.
+    suite/fast.py; `score` is cross_entropy_and_grad_, perhaps compiled.
     """
     h = compute_features(model, batch)
-    loss, accuracy = loss_and_accuracy(h, model.readout, batch, cross_entropy_and_grad_)
+    loss, accuracy = loss_and_accuracy(h, model.readout, batch, score)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()

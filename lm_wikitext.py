@@ -84,9 +84,7 @@ class WikiText(Task):
             make_tokens(data, self.vocab, self.token_folder)
         if self.args.prepare:
             raise files.Exit(0, f"tokens in {self.token_folder}")
-        token_files = tuple(
-            sorted(self.token_folder.glob("[a-z]*"))
-        )  # all that make_tokens wrote
+        token_files = tuple(sorted(self.token_folder.glob("[a-z]*")))  # by make_tokens
         self.config |= {"text_sha256": text_hash, "tokens_sha256": digest(token_files)}
 
     def build(self, device):

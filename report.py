@@ -153,8 +153,7 @@ def section(task_class, name, results, args):
         words = shlex.join(["--scale", args.scale, "--all", name, *args.words])
         yield f"to train them: python {task_class.script()} {words}"
         return
-    selection = "".join(args.words).replace("/", "_")
-    plot = f"{task_class.name}-{name}-{args.scale}{selection}.svg"
+    plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.words else ''}.svg"
     link = plot_link(figure, finished, Path(args.out, "figures", plot), args.write)
     yield "; ".join(title)
     yield describe_provenance(finished) + link

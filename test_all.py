@@ -1515,7 +1515,7 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
     assert "2 of 12" in said and f"{accuracy:.3f}" in said
     bad = ["[" * 100_000, "[]", "\xff", whole[:-20]]
     bad += [whole.replace('"lr": 0.001', '"lr": 0.25'), whole.replace('"reverse"', '"sort"')]
-    for number in "7", "NaN", "1e999", "null", '"0.5"':
+    for number in "7", "NaN", "1e999", "9" * 5000, "null", '"0.5"':
         bad.append(whole.replace(f'_accuracy": {accuracy}', f'_accuracy": {number}'))
     for wrong in {"config": {}}, {"metrics": 3}, {"seconds": None}, {"earlier": [3]}:
         bad.append(json.dumps(content | wrong))
@@ -1537,6 +1537,8 @@ def test_every_finished_trial_is_a_row_of_trials_csv():
     none, pe = csv.DictReader(io.StringIO(ends(0, "runs", report)))
     assert (none["pe"], pe["pe"], pe["folder"]) == ("none", "sin", str(path.parent))
     assert float(pe["token_accuracy"]) == read_json(path)["metrics"]["token_accuracy"]
+    path.write_text("{}")
+    assert f"left out: {path}" in ends(0, "runs", report)
 
 
 def test_a_figure_is_drawn():
@@ -1574,7 +1576,7 @@ def test_the_readmes_numbers_are_those_of_the_committed_results():
 
     readme = README.replace("**", "").replace(r"\*", "")
     short, long, equal = map(load, ("fig2-all", "fig2-end", "long-equal"))
-    for model, cell in beyond.CELLS.items():
+    for model, cell in beyond.LONG_RUNS.items():
         longest = cell.budgets[-1]
         first = readme_cells(short, model=model, vocab=cell.vocab)
         last = readme_cells(equal)

@@ -142,9 +142,7 @@ class Task:
     flags = ()  # task-specific Flags
     unused_flags = ()  # names of shared flags that do not apply
     omitted_at_default = ()  # flags that are recorded only off their default
-    folder_prefixes = dict(
-        model="", pe="", vocab="K", length="L"
-    )  # flag -> prefix of its value
+    folder_prefixes = dict(model="", pe="", vocab="K", length="L")  # of the flags' values
     # True: the CUDA graph also draws the batch; training_batch(i) must accept a tensor
     # and not synchronise. False: the batch is the graph's input; one graph per batch shape
     batch_in_graph = True
@@ -211,7 +209,7 @@ class Task:
         )
 
     def layer_class(self):
-        """Return a constructor, layer(input_size, hidden)."""
+        """Return a class or function, called as layer_class(input_size, hidden)."""
         return common.LAYERS[self.args.model]
 
     def model(self):

@@ -104,16 +104,9 @@ class Training:
 
     def train_on(self, batch):
         """Take a training step without host-device synchronisation, as CUDA graphs require."""
-        cross_entropy_and_grad_ = graphs.maybe_compile(
-            common.cross_entropy_and_grad_, self.engine.compiled
-        )
+        score = graphs.maybe_compile(common.cross_entropy_and_grad_, self.engine.compiled)
         loss, accuracy = common.train_step(
-            self.model,
-            self.engine.features,
-            batch,
-            self.optimizer,
-            self.args.clip,
-            cross_entropy_and_grad_,
+            self.model, self.engine.features, batch, self.optimizer, self.args.clip, score
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
