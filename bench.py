@@ -90,30 +90,30 @@ def suite_step(task, engine, device):
     return lambda: training.step(next(iterations))
 
 
-def milliseconds(step, engine, count, device):
-    machine.prepare(engine, device)
+def milliseconds(step, engine, n_steps, device):
+    machine.set_torch_options(engine, device)
     started = time.perf_counter()
-    for _ in range(count):
+    for _ in range(n_steps):
         step()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - started) / count
+    return 1000 * (time.perf_counter() - started) / n_steps
 
 
-def measure(name, device, words):
+def measure(name, device, task_argv):
     model, encoding, vocab, *desk = name.split("-")
     flags = f"--model {model} --pe {encoding} --vocab {vocab}"
     if desk:
         flags += " --scale desk --length 32"
-    count = 20
+    n_steps = 20
     if device.type == "cpu":
         flags += f" --batch {CONFIGURATIONS[name]}"
-        count = 10 if desk else 1
-    task = cli.parse_task(Beyond, [*flags.split(), *words])
+        n_steps = 10 if desk else 1
+    task = cli.parse_task(Beyond, [*flags.split(), *task_argv])
     task.build(device)
     engine = machine.choose_engine(task.args, device)
     plain = engine._replace(engine="torch", compiled=False)
-    machine.prepare(engine, device, task.args.hidden)
+    machine.set_torch_options(engine, device, task.args.hidden)
     timed = (
         (plain._replace(onednn=False), plain_step(task, device)),
         (plain, suite_step(task, plain, device)),
@@ -121,12 +121,12 @@ def measure(name, device, words):
     )
     rounds = []
     for _ in range(1 + REPEATS):  # the first is a warm-up
-        rounds.append([milliseconds(step, engine, count, device) for engine, step in timed])
+        rounds.append([milliseconds(step, engine, n_steps, device) for engine, step in timed])
     return {"batch": task.batch_size, **dict(zip(COLUMNS, zip(*rounds[1:])))}
 
 
-def table(content):
-    """Yield the lines of the table."""
+def timing_table(content):
+    """Yield the lines of a table of the timings."""
     where = f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
     yield f"{where}; milliseconds, medians of {content['repeats']}"
     rows = [["", "batch", *COLUMNS, "plain/suite", "torch/suite"]]
@@ -140,11 +140,11 @@ def table(content):
 
 def hours(task, times):
     """Estimate a trial's hours from {model: {K: milliseconds per sequence of L = 64}}."""
-    args, known, lstm = task.args, times[task.args.model], times["lstm"]
-    nearest = min(known, key=lambda k: abs(math.log(k / args.vocab)))
+    args, ms_by_vocab, lstm = task.args, times[task.args.model], times["lstm"]
+    nearest = min(ms_by_vocab, key=lambda k: abs(math.log(k / args.vocab)))
     low, high = min(lstm), max(lstm)
     slope = (lstm[high] - lstm[low]) / (high - low)
-    sequence_ms = known[nearest] + slope * (args.vocab - nearest)
+    sequence_ms = ms_by_vocab[nearest] + slope * (args.vocab - nearest)
     sequences = args.batch * args.iterations * task.positions() / (2 * 64)
     return sequences * sequence_ms / 3_600_000
 
@@ -190,21 +190,21 @@ def main():
         help=f"MODEL-PE-K[-desk], what to time (default: {', '.join(CONFIGURATIONS)})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="save timings")
-    args, words = parser.parse_known_args()
-    given = cli.parse(Reverse, words)
+    args, task_argv = parser.parse_known_args()
+    given = cli.parse(Reverse, task_argv)
     device = machine.choose_device(cli.make_task(Reverse, given).args)
     if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
     content = machine.provenance(machine.Engine("fast"), device)
-    measured = {name: measure(name, device, words) for name in args.only}
+    measured = {name: measure(name, device, task_argv) for name in args.only}
     content |= {"repeats": REPEATS, "configurations": measured}
     if args.json:
         files.write_json(args.json, content)
-    lines = [*table(content)]
+    lines = [*timing_table(content)]
     if given.keys() <= {"device", "precision"}:  # other flags change the sizes
         lines += costs(content)
     print(*lines, sep="\n")
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.exit_code("bench.py", main))
+    raise SystemExit(cli.run_script("bench.py", main))

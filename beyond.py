@@ -23,6 +23,7 @@ from common import UsageError, required_range, select
 from delayed_add import ablate_encoding
 from reverse import DESK_GRID, FIG13_ENCODINGS, Reverse, compare_vectors, model_grid
 from suite.figures import (
+    ACCURACY_AND_EDITS,
     K95,
     MEAN_ACCURACY,
     NONE_AND_PE,
@@ -30,7 +31,6 @@ from suite.figures import (
     SPEED_UPS,
     WITH_CONSTANT,
     WITH_CONTROLS,
-    WITH_EDITS,
     Claim,
     Contrast,
     Figure,
@@ -151,21 +151,21 @@ add_figure(
     "fig2-short",
     "Reverse ordering, L = 16",
     model_grid([16, 64, 256], [64, 256, 1024]),
-    metrics=WITH_EDITS,
+    metrics=ACCURACY_AND_EDITS,
     summaries=[K95],
 )
 add_figure(
     "fig2-short-twice",
     "Reverse ordering, L = 16, 2x training budget",
     model_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
-    metrics=WITH_EDITS,
+    metrics=ACCURACY_AND_EDITS,
 )
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
     "fig2-early",
     "Paper-size GRU, early in training",
     cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
-    metrics=WITH_EDITS,
+    metrics=ACCURACY_AND_EDITS,
     plot=False,
 )
 FAMILY = "Longer training, and fig2 on new seeds"
@@ -176,7 +176,7 @@ add_figure(
     claims=[
         Claim(FAMILY, MEAN_ACCURACY, dict(model=model)) for model in ("gru", "lstm", "s4d")
     ],
-    metrics=WITH_EDITS,
+    metrics=ACCURACY_AND_EDITS,
     summaries=OVER_K,
 )
 add_figure(

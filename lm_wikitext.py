@@ -175,12 +175,12 @@ GRIDS = {  # of Table 1 and Fig. 15
 
 def early_perplexity(result):
     """Return training perplexity over the first third of iterations."""
-    losses = result.curve["loss"]
+    losses = result.curve_csv["loss"]
     return math.exp(np.mean(losses[: max(1, len(losses) // 3)]))
 
 
 def curve(result):
-    points = dict(zip(result.curve["iteration"], np.exp(result.curve["loss"])))
+    points = dict(zip(result.curve_csv["iteration"], np.exp(result.curve_csv["loss"])))
     yield name_model(result.flags["model"]), result.flags["pe"], points
 
 

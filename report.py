@@ -35,13 +35,13 @@ from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
 from suite.figures import Result, as_measure, finished_of
-from suite.tables import claims_table, contrast_table, describe, table
+from suite.tables import claims_table, contrast_table, describe, means_table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
 Means over seeds ± or [95% CI] (Student's t). Differences: 95% CI, p by Welch's t-test, or by a
 paired t-test where marked."""
-MARKERS = [  # delimiters of the generated parts of RESULTS.md
+DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
     "<!-- end of preregistered claims -->",
     "<!-- all figures: made by python report.py --write, do not edit -->",
@@ -74,14 +74,15 @@ def make_result(trial, content, figure):
     """Return the Result in a file's content; raise an exception if it is invalid."""
     files.require_trial(content, trial.task)
     result = Result(
-        flags=trial.row,
-        metrics=content.get("metrics") or {"by_condition": content["by_condition"]},
+        flags=trial.flags,
+        metrics=content.get("metrics")
+        or {"by_condition": content["by_condition"]},  # stability.json
         config=content["config"],
         folder=trial.folder,
         seconds=finite(content["seconds"]),
         processes=(*map(dict, content.get("earlier", [])), content),
     )
-    values, lines = {}, []
+    values, curves = {}, []
     for label, metric in figure.metrics.items():
         with contextlib.suppress(KeyError):  # the trial lacks this metric
             x = metric(result) if callable(metric) else result.metrics[metric]
@@ -90,25 +91,25 @@ def make_result(trial, content, figure):
                 raise ValueError(f"{label} {x}")
     with contextlib.suppress(KeyError):
         for panel, encoding, points in figure.curves(result) if figure.curves else ():
-            lines.append((clean(panel), encoding, {x: finite(y) for x, y in points.items()}))
-    return result._replace(values=values, lines=lines)
+            curves.append((clean(panel), encoding, {x: finite(y) for x, y in points.items()}))
+    return result._replace(values=values, curves=curves)
 
 
 def load(task_class, name, args):
     """Return the Results of a figure's trials."""
-    flags = ["--scale", args.scale, "--out", str(args.out), *args.words]
-    results, texts = [], set()
-    for trial in cli.trials_of_figure(task_class, cli.parse(task_class, flags), name):
-        result = Result(trial.row)
+    argv = ["--scale", args.scale, "--out", str(args.out), *args.task_argv]
+    results, hashes = [], set()
+    for trial in cli.trials_of_figure(task_class, cli.parse(task_class, argv), name):
+        result = Result(trial.flags)
         path = trial.folder / trial.task.result_file
         with skip_if_invalid(path):
             content = files.read_json(path)
             if content is not None:
                 result = make_result(trial, content, task_class.figures[name])
-                texts.add(str(files.fingerprints(result.config)))
+                hashes.add(str(files.text_hashes(result.config)))
         results.append(result)
-    if len(texts) > 1:
-        print(f"left out: all trials of {name}, as they use {len(texts)} different texts")
+    if len(hashes) > 1:
+        print(f"left out: all trials of {name}, as they use {len(hashes)} different texts")
         results = [Result(result.flags) for result in results]
     return results
 
@@ -150,16 +151,16 @@ def section(task_class, name, results, args):
     finished = finished_of(results)
     if not finished:
         yield "; ".join(title)
-        words = shlex.join(["--scale", args.scale, "--all", name, *args.words])
-        yield f"to train them: python {task_class.script()} {words}"
+        argv = shlex.join(["--scale", args.scale, "--all", name, *args.task_argv])
+        yield f"to train them: python {task_class.script()} {argv}"
         return
-    plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.words else ''}.svg"
+    plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.task_argv else ''}.svg"
     link = plot_link(figure, finished, Path(args.out, "figures", plot), args.write)
     yield "; ".join(title)
     yield describe_provenance(finished) + link
     if args.write:
         yield "```text"
-    yield from table(figure, results, measures)
+    yield from means_table(figure, results, measures)
     if not args.brief:
         yield from contrast_table(figure, results, measures)
     if args.write:
@@ -186,7 +187,7 @@ def bench_lines(out):
     for path in sorted(Path(out).glob("bench/*.json")):
         with skip_if_invalid(path):
             content = files.read_json(path)
-            lines = [*bench.table(content)]
+            lines = [*bench.timing_table(content)]
             if not content["device"].startswith("cpu"):
                 lines += bench.costs(content)
             yield from [f"### bench.py, {path.stem}", "```text", *map(clean, lines), "```"]
@@ -195,10 +196,10 @@ def bench_lines(out):
 def write_page(args):
     """Regenerate the page's two generated parts and trials.csv."""
     path, rows = Path(args.write), trials_csv(args.out)
-    pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*MARKERS)
+    pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*DELIMITERS)
     kept = re.fullmatch(pattern, path.read_text(), re.DOTALL)
     if not kept:
-        raise UsageError(f"the page must contain these lines: {', '.join(MARKERS)}")
+        raise UsageError(f"the page must contain these lines: {', '.join(DELIMITERS)}")
     claims, lines = [], []
     for task_class, name in figures_at(args.scale):
         results = load(task_class, name, args)
@@ -267,11 +268,10 @@ def main():
     )
     # Names precede flags: argparse would mistake a flag's value for a name
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
-    args, words = parser.parse_known_args(sys.argv[1 + len(names) :])
-    args.words = words
+    args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(names) :])
     if args.write:
-        args.scale, args.words = "desk", []
-    return cli.exit_code("report.py", lambda: dispatch(args, names))
+        args.scale, args.task_argv = "desk", []
+    return cli.run_script("report.py", lambda: dispatch(args, names))
 
 
 def dispatch(args, names):
@@ -285,14 +285,14 @@ def dispatch(args, names):
 
 
 def print_tables(args, script="", *names):
-    known = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
-    if not known:
+    available = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
+    if not available:
         raise UsageError(f"no figure has trials at --scale {args.scale}")
-    if set(names) - {name for _, name in known}:
-        choices = ", ".join(name for _, name in known)
+    if set(names) - {name for _, name in available}:
+        choices = ", ".join(name for _, name in available)
         raise UsageError(f"no such figure at --scale {args.scale}; choose from: {choices}")
     lines = []
-    for task_class, name in known:
+    for task_class, name in available:
         if not names or name in names:
             try:
                 lines += section(task_class, name, load(task_class, name, args), args)
@@ -302,9 +302,9 @@ def print_tables(args, script="", *names):
         raise error
     print(LEGEND, *lines, sep="\n")
     if args.brief:
-        words = [Path(sys.argv[1]).name, *sys.argv[2:]]
-        words = [word for word in words if word != "--brief"]
-        print(f"All metrics: python report.py {shlex.join(words)}")
+        argv = [Path(sys.argv[1]).name, *sys.argv[2:]]
+        argv.remove("--brief")
+        print(f"All metrics: python report.py {shlex.join(argv)}")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
 from suite.figures import (
+    ACCURACY_AND_EDITS,
     K95,
     NONE_AND_PE,
     OVER_K,
     WITH_CONSTANT,
     WITH_CONTROLS,
     WITH_DUP,
-    WITH_EDITS,
     Claim,
     Contrast,
     Figure,
@@ -76,7 +76,7 @@ Reverse.figures["fig2"] = Figure(
         "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=NONE_AND_PE),
         "smoke": cross(model=["gru", "lstm", "s4d"], pe=NONE_AND_PE, vocab=[8, 16], seed=0),
     },
-    WITH_EDITS,
+    ACCURACY_AND_EDITS,
     summaries=OVER_K,
     claims=[
         Claim(CLAIM_FAMILY, "token accuracy", dict(model=model, vocab=K))
@@ -111,7 +111,7 @@ Reverse.figures["fig12"] = Figure(
         "paper": cross(pe=WITH_DUP, **PAPER_LSTM),
         "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS),
     },
-    WITH_EDITS,
+    ACCURACY_AND_EDITS,
     contrasts=[DUP_CONTRAST],
     x="pe",
     plot=False,
@@ -123,7 +123,7 @@ Reverse.figures["fig13"] = Figure(
         "desk": cross(**DESK_LSTM, pe=["constant", *FIG13_ENCODINGS], amplitude=None)
         + cross(**DESK_LSTM, pe="learned", amplitude=1.0),
     },
-    WITH_EDITS,
+    ACCURACY_AND_EDITS,
     contrasts=compare_vectors("constant"),
     x=("pe", "amplitude"),
 )

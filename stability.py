@@ -64,12 +64,12 @@ def stability(model, a, b, target, chunk_size=64):
     """
     s4d = isinstance(model.layer, common.S4D)
     similarity = s4d_similarity if s4d else recurrent_similarity
-    # The layer's input is table[token] + by_step[step]: (K+1, G), (T, G)
-    table, by_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
+    # The layer's input is by_token[token] + by_step[step]: (K+1, G), (T, G)
+    by_token, by_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
     similarities = []
     for part in zip(a.split(chunk_size), b.split(chunk_size)):
         rows = torch.cat(part)  # (S, T), first all A, then all B
-        inputs = table[rows.T] + by_step[:, None]  # (T, S, G)
+        inputs = by_token[rows.T] + by_step[:, None]  # (T, S, G)
         similarities.append(similarity(model.layer, inputs, target))
     return torch.cat(similarities)
 
@@ -223,7 +223,7 @@ class Stability(DualFrequency):
             training.train(self.source_trial)
             with files.lock(self.folder):
                 files.write_json(path, self.measure())
-        with files.reading(path):
+        with files.prefix_errors(path):
             for condition, values in files.read_json(path)["by_condition"].items():
                 print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
@@ -238,7 +238,7 @@ class Stability(DualFrequency):
                 f"{self.folder} has no snapshots: use dual_frequency.py --overwrite"
             )
         engine = machine.Engine("torch", deterministic=args.deterministic)
-        machine.prepare(engine, device, args.hidden)  # training may have set others
+        machine.set_torch_options(engine, device, args.hidden)  # training may have set others
         started = time.perf_counter()
         model = self.model().to(device)
         count = args.pairs // len(CONDITIONS)
@@ -246,7 +246,7 @@ class Stability(DualFrequency):
         by_condition = {condition: {} for condition in CONDITIONS}
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
-            with files.reading(path):
+            with files.prefix_errors(path):
                 files.require_flags(snapshot["config"], self.source_trial.config)
                 model.load_state_dict(snapshot["model"])
             per_pair = stability(model, a, b, args.target)

@@ -79,7 +79,7 @@ from suite.figures import (
     Figure,
     Result,
     as_measure,
-    select,
+    with_flags,
 )
 from variable_length import VariableLength
 
@@ -1393,7 +1393,7 @@ def lines_of(results, **options):
     figure = Figure("", {}, **options)
     measures = [*map(as_measure, figure.metrics), *figure.summaries]
     found = []
-    for part in tables.describe, tables.table, tables.contrast_table:
+    for part in tables.describe, tables.means_table, tables.contrast_table:
         found += part(figure, results, measures)
     return [re.sub(" {2,}", "|", line) for line in found]
 
@@ -1564,14 +1564,14 @@ def readme_cells(results, **flags):
     """README's table cells: mean token accuracies of no PE, the control and PE."""
     cells = []
     for pe in WITH_CONSTANT:
-        found = select(results, dict(pe=pe, **flags))
+        found = with_flags(results, dict(pe=pe, **flags))
         cells.append(f"{np.mean([result.values['token accuracy'] for result in found]):.0%}")
     return "|".join(cells)
 
 
 def test_the_readmes_numbers_are_those_of_the_committed_results():
     def load(figure):
-        args = argparse.Namespace(scale="desk", out=HERE / "results", words=[])
+        args = argparse.Namespace(scale="desk", out=HERE / "results", task_argv=[])
         return report.load(beyond.Beyond, figure, args)
 
     readme = README.replace("**", "").replace(r"\*", "")
@@ -2048,7 +2048,7 @@ def test_cuda_trials_are_the_cpus():
 
 def test_cuda_gradients_are_those_of_double_precision():
     """Of 4,000 integers: from some 3,000 on CUDA sums by other kernels."""
-    machine.prepare(FAST, torch.device("cuda"))  # products in fp32
+    machine.set_torch_options(FAST, torch.device("cuda"))  # products in fp32
     sizes = "--length 16 --batch 250 --hidden 256 --embed 256"
     for kind, vocab in product((*PAPER_MODELS, "mamba"), (300, 2000)):
         task = task_of(f"{sizes} --model {kind} --vocab {vocab}", build=True)

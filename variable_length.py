@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from common import HELD_OUT, UsageError, distinct_rows, splitmix64_mix, uniform_integers
 from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_vectors
-from suite.figures import NONE_AND_PE, WITH_DUP, WITH_EDITS, Figure, cross, name_model
+from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, cross, name_model
 from suite.task import Flag
 
 
@@ -104,7 +104,7 @@ VariableLength.figures["fig11"] = Figure(
         "paper": cross(pe=NONE_AND_PE, **PAPER_LSTM, min_length=32),
         "desk": cross(**SMALL_LSTM, pe=WITH_DUP, min_length=16),
     },
-    WITH_EDITS,
+    ACCURACY_AND_EDITS,
     x="input length",
     curves=by_length,
 )

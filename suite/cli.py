@@ -189,11 +189,11 @@ def make_task(task_class, flags):
 
 def name_folder(task_class, args, config, defaults):
     """Return OUT/TASK/MODEL-PE-K..-L..[-flag=value for each non-default flag]/seedN."""
-    words = [f"{prefix}{config[flag]}" for flag, prefix in task_class.folder_prefixes.items()]
+    parts = [f"{prefix}{config[flag]}" for flag, prefix in task_class.folder_prefixes.items()]
     for flag, value in config.items():
         if flag not in ("seed", *task_class.folder_prefixes) and value != defaults[flag]:
-            words.append(f"{flag.replace('_', '-')}={value}")
-    folder = Path(args.out, task_class.name, "-".join(words), f"seed{args.seed}")
+            parts.append(f"{flag.replace('_', '-')}={value}")
+    folder = Path(args.out, task_class.name, "-".join(parts), f"seed{args.seed}")
     for path in folder.parents:
         if len(path.name) > 255 or os.path.isfile(path):
             raise UsageError(f"{path} is a file, or its name is too long for a folder")
@@ -243,7 +243,7 @@ def mismatch(rows, given):
 
 # -- Entry points
 def main(task_class):
-    return exit_code(task_class.script(), lambda: dispatch(task_class))
+    return run_script(task_class.script(), lambda: dispatch(task_class))
 
 
 def dispatch(task_class):
@@ -252,7 +252,7 @@ def dispatch(task_class):
         if "index" in given:
             raise UsageError("--index requires --all or --list")
         task = make_task(task_class, given)
-        for warning in cpu_warnings(task, given):
+        if warning := cpu_warning(task, given):
             print(f"warning: {warning}")
         return run_one(task)
     trials = trials_of_figure(task_class, given, given.get("list", given.get("all")))
@@ -263,18 +263,18 @@ def dispatch(task_class):
     if "index" in given:
         sys.argv[1:] = trials[0].argv  # recorded in result.json
         return run_one(trials[0].task)
-    for warning in cpu_warnings(trials[0].task, given):
+    if warning := cpu_warning(trials[0].task, given):
         raise UsageError(f"{len(trials)} trials: {warning}; to force: pass --scale paper")
     return run_many(task_class, given, trials)
 
 
-def cpu_warnings(task, given):
-    """Yield a warning if a trial would run at paper scale on a CPU by default."""
+def cpu_warning(task, given):
+    """Return a warning if a trial would run at paper scale on a CPU by default, or None."""
     explicit = given.keys() & {"scale", "device", "iterations"}
     if not explicit and machine.choose_device(task.args).type == "cpu":
         smaller = ", ".join(name for name in task.scales if name != "paper")
         time = "days or weeks per trial on a CPU"
-        yield f"paper scale needs a GPU ({time}); smaller scales: {smaller}"
+        return f"paper scale needs a GPU ({time}); smaller scales: {smaller}"
 
 
 def run_one(task):
@@ -288,7 +288,7 @@ def run_many(task_class, given, trials):
         trial.task.setup()
     first = trials[0].task
     first.build("cpu")  # likewise report flags that leave no training data
-    gpus = machine.gpus_of_jobs(first.args)
+    gpus = machine.job_slots(first.args)
     script = sys.modules[task_class.__module__].__file__
     with stop.deferred():  # a pending signal takes effect at its end
         code = jobs.run(script, trials, first.args.jobs or len(gpus), gpus)
@@ -308,7 +308,7 @@ class TolerantStream(io.TextIOWrapper):
             super().write(text)
 
 
-def tolerant_stream(stream):
+def tolerate_errors(stream):
     """Return an unbuffered stream to the same file that ignores write errors."""
     if stream is None:  # the stream is closed
         return open(os.devnull, "w")
@@ -318,9 +318,9 @@ def tolerant_stream(stream):
     return stream
 
 
-def exit_code(name, work):
-    """Return the exit code of work(); print expected errors in one line."""
-    sys.stdout, sys.stderr = tolerant_stream(sys.stdout), tolerant_stream(sys.stderr)
+def run_script(name, work):
+    """Run work(); print expected errors in one line; return the exit code."""
+    sys.stdout, sys.stderr = tolerate_errors(sys.stdout), tolerate_errors(sys.stderr)
     stop.install()
     try:
         return work()

@@ -1,7 +1,7 @@
 """--engine fast: common.py's models, computed faster; equal up to rounding (tested).
 
 Tokens and time steps are projected separately, once each: a layer's input is
-table[token] + by_step[t]. GRU and LSTM use rnn_kernels.py. S4D convolves only at target
+by_token[token] + by_step[t]. GRU and LSTM use rnn_kernels.py. S4D convolves only at target
 steps, and convolves inputs shared by all rows only once.
 """
 
@@ -14,7 +14,7 @@ import common
 from suite.graphs import maybe_compile
 from suite.rnn_kernels import RecurrentScan, recurrent_parameters
 
-LAYERS = common.GRU, common.LSTM, common.S4D  # supported by this engine
+SUPPORTED_LAYERS = common.GRU, common.LSTM, common.S4D
 
 
 # -- Layers: their input projections; S4D's forward pass
@@ -61,23 +61,23 @@ def kernel_tables(layer, n_steps):
     return rows, columns
 
 
-def s4d_features(layer, table, by_step, tokens, steps, compiled):
+def s4d_features(layer, by_token, by_step, tokens, steps, compiled):
     """Return S4D's output (M, B, H) for tokens (n, B), followed by command tokens."""
     start, stop = common.required_range(steps, len(by_step))
     tokens = tokens[:stop]
     n = len(tokens)
-    u = F.embedding(tokens, table)
+    u = F.embedding(tokens, by_token)
     u = (u + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
     shared = by_step[n:stop].T[..., None]  # (H, stop - n, 1): all rows share these inputs
 
     rows, columns = maybe_compile(kernel_tables, compiled)(layer, stop)
     kernel = layer.kernel_from_tables(rows, columns, stop)
-    response = F.pad(kernel.flip(1), (0, stop - start - 1))
-    toeplitz = response.unfold(1, n, 1)[:, : stop - start]  # (H, M, n), last step first
+    flipped_kernel = F.pad(kernel.flip(1), (0, stop - start - 1))
+    toeplitz = flipped_kernel.unfold(1, n, 1)[:, : stop - start]  # (H, M, n), last step first
     y = toeplitz.contiguous() @ u.contiguous()
     skip = u[:, start:]  # the skip connection's input
     if n < stop:
-        toeplitz = response[:, n:].unfold(1, stop - n, 1).contiguous()
+        toeplitz = flipped_kernel[:, n:].unfold(1, stop - n, 1).contiguous()
         y = y + toeplitz @ shared
         repeated = shared[:, max(0, start - n) :].expand(-1, -1, u.shape[2])
         skip = torch.cat([skip, repeated], 1)
@@ -87,7 +87,7 @@ def s4d_features(layer, table, by_step, tokens, steps, compiled):
 
 # -- The models
 def project_inputs(model, embedded, n_steps):
-    """Project embeddings (R, E) and time steps -> table (R, G), by_step (n_steps, G)."""
+    """Project embeddings (U, E) and time steps -> by_token (U, G), by_step (n_steps, G)."""
     weight, bias = input_projection(model.layer)
     vectors = model.encoding.vectors(n_steps)
     E = embedded.shape[1]
@@ -95,9 +95,9 @@ def project_inputs(model, embedded, n_steps):
         weight = weight.unflatten(1, (-1, E)).sum(1)
         return F.linear(embedded, weight), bias.expand(n_steps, -1)
     # --combine add: both slices are the whole weight
-    table = F.linear(embedded, weight[:, :E])
+    by_token = F.linear(embedded, weight[:, :E])
     by_step = F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
-    return table, by_step
+    return by_token, by_step
 
 
 def features(model, batch, compiled):
@@ -106,19 +106,19 @@ def features(model, batch, compiled):
     if packed:
         sizes = batch.batch_sizes.tolist()
     else:
-        rows, n_steps = inputs.shape
-        sizes = [rows] * n_steps
-        inputs = inputs[:, : n_steps - commands].T  # (T - commands, B)
+        B, T = inputs.shape
+        sizes = [B] * T
+        inputs = inputs[:, : T - commands].T  # (T - commands, B)
     embedded, tokens = model.embedding.weight, inputs
     if inputs.is_cpu:  # on a GPU, torch.unique would synchronise with the host
         used, tokens = inputs.unique(return_inverse=True)
         used = F.pad(used, (0, 1), value=len(embedded) - 1)  # and the command, which is last
         embedded = model.embedding(used)
-    table, by_step = project_inputs(model, embedded, len(sizes))
+    by_token, by_step = project_inputs(model, embedded, len(sizes))
     if commands:
-        by_step = torch.cat([by_step[:-commands], by_step[-commands:] + table[-1]])
+        by_step = torch.cat([by_step[:-commands], by_step[-commands:] + by_token[-1]])
     if isinstance(model.layer, common.S4D):
-        return s4d_features(model.layer, table, by_step, tokens, batch.steps, compiled)
+        return s4d_features(model.layer, by_token, by_step, tokens, batch.steps, compiled)
     parameters = recurrent_parameters(model.layer)
-    h = RecurrentScan.apply(*parameters, table, by_step, tokens.flatten(), sizes, compiled)
-    return common.select(h if packed else h.view(n_steps, rows, -1), batch.steps)
+    h = RecurrentScan.apply(*parameters, by_token, by_step, tokens.flatten(), sizes, compiled)
+    return common.select(h if packed else h.view(T, B, -1), batch.steps)

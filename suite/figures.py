@@ -29,7 +29,7 @@ class Measure(NamedTuple):
     label: str
     over: tuple = ()
     compute: Callable | None = None  # [Result] -> a number, possibly censored
-    show: Callable = float  # transform for display, such as exp2 of logarithms
+    display: Callable = float  # transform for display, such as exp2 of logarithms
     unit: str = ""
 
     def of(self, results):
@@ -78,7 +78,7 @@ class Claim(NamedTuple):
 
 
 ACCURACY = {"token accuracy": "token_accuracy"}
-WITH_EDITS = ACCURACY | {"edit distance": "damerau_levenshtein"}
+ACCURACY_AND_EDITS = ACCURACY | {"edit distance": "damerau_levenshtein"}
 
 
 class Figure(NamedTuple):
@@ -109,22 +109,24 @@ class Result(NamedTuple):
     """A trial of a figure; an unfinished one has only flags."""
 
     flags: dict  # its row of the figure's grid
-    metrics: dict = {}
+    metrics: dict = {}  # of result.json
     config: dict = {}
     folder: Path | None = None
     seconds: float = 0.0  # training time
     processes: tuple = ()  # provenance of each process that trained it
-    values: dict = {}  # the figure's metrics, where available
-    lines: tuple = ()  # the figure's curves
+    values: dict = {}  # {label: value} of Figure.metrics, where available
+    curves: tuple = ()  # those of Figure.curves
 
     @property
-    def curve(self):
-        """Return curve.csv as an array with named columns, such as curve["loss"]."""
+    def curve_csv(self):
+        """Return curve.csv as an array with named columns, such as "loss"."""
         path = self.folder / "curve.csv"
         return np.genfromtxt(path, delimiter=",", names=True, ndmin=1)
 
 
 class Measurement(NamedTuple):
+    """The value of a Measure for one trial or group of trials."""
+
     flags: dict  # flags that its trials share
     value: float | None  # None: a trial is missing, or lacks the metric
 
@@ -138,7 +140,7 @@ def measurements(results, measure):
     return [Measurement(dict(shared), measure.of(group)) for shared, group in groups.items()]
 
 
-def select(trials, flags):
+def with_flags(trials, flags):
     """Return the Results or Measurements with these flags; None matches a missing flag."""
     return [x for x in trials if all(x.flags.get(f) == value for f, value in flags.items())]
 
@@ -229,7 +231,7 @@ def speed_up(label, log2_ratio):
     """
 
     def compute(results):
-        none, sin = select(results, dict(pe="none")), select(results, dict(pe="sin"))
+        none, sin = with_flags(results, dict(pe="none")), with_flags(results, dict(pe="sin"))
         if not none or not sin:
             return None  # one arm is not selected
         budgets, no_pe = accuracies_over("iterations", none)
@@ -246,11 +248,13 @@ SPEED_UPS = (
     speed_up(
         "speed-up by PE at the accuracy that PE has at 1x",
         # log2(budget at which no PE reaches it / 1x); negated, as `crossing` expects a fall
-        lambda budgets, no_pe, pe: crossing(budgets, np.negative(no_pe), -pe[0]),
+        lambda log2_budgets, no_pe, pe: crossing(log2_budgets, np.negative(no_pe), -pe[0]),
     ),
     speed_up(
         "speed-up by PE at the baseline's final accuracy",
         # log2(longest budget / budget at which PE reaches it)
-        lambda budgets, no_pe, pe: crossing(budgets[-1] - budgets[::-1], pe[::-1], no_pe[-1]),
+        lambda log2_budgets, no_pe, pe: crossing(
+            log2_budgets[-1] - log2_budgets[::-1], pe[::-1], no_pe[-1]
+        ),
     ),
 )

@@ -18,7 +18,7 @@ FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE = 1, 2, 3, 73
 
 
 class Exit(Exception):
-    """An error that ends the trial; its arguments are an exit code and a one-line message."""
+    """Ends the process; its arguments are an exit code and a one-line message."""
 
 
 class Corrupt(Exit):
@@ -56,7 +56,7 @@ def write_json(path, content, durable=True):
 
 
 @contextlib.contextmanager
-def reading(path):
+def prefix_errors(path):
     """Add the file's path to errors that its content causes."""
     try:
         yield
@@ -68,7 +68,7 @@ def reading(path):
 
 def read_json(path):
     """Return the dictionary in a JSON file; None if there is no such file."""
-    with reading(path), contextlib.suppress(FileNotFoundError):
+    with prefix_errors(path), contextlib.suppress(FileNotFoundError):
         content = json.loads(path.read_text())
         content.keys()  # raises unless it is a dictionary
         return content
@@ -87,7 +87,7 @@ def load(path, device):
     saved, digest = content[:-32], content[-32:]
     if hashlib.sha256(saved).digest() != digest:
         raise Corrupt(FAILED, f"{path} is corrupt")
-    with reading(path):
+    with prefix_errors(path):
         return torch.load(io.BytesIO(saved), map_location=device, weights_only=True)
 
 
@@ -130,14 +130,14 @@ def clear(folder):
     shutil.rmtree(folder / "snapshots", ignore_errors=True)
 
 
-def fingerprints(config):
-    """Return the text's hashes in a language model's config; report.py lacks the text."""
+def text_hashes(config):
+    """Return the hashes of the text in a language model's config."""
     return {name: x for name, x in config.items() if name.endswith("_sha256")}
 
 
 def require_flags(stored, ours):
     """Raise UsageError if a file's flags differ from ours: it belongs to another trial."""
-    ours = fingerprints(stored) | ours
+    ours = text_hashes(stored) | ours  # report.py does not read the text
     names = sorted(stored.keys() | ours.keys())
     differ = [name for name in names if stored.get(name) != ours.get(name)]
     if differ:
@@ -158,18 +158,18 @@ def is_finished(task):
     path = task.folder / task.result_file
     content = read_json(path)
     if content is not None:
-        with reading(path):
+        with prefix_errors(path):
             require_trial(content, task)
     return content is not None
 
 
-def show(task):
+def print_result(task):
     """Print examples and metrics; return exit code 0."""
     path = task.folder / "result.json"
     result = read_json(path)
-    with reading(path):
+    with prefix_errors(path):
         for example in result.get("examples", []):
-            show_example(**example)
+            print_example(**example)
         for name, value in result["metrics"].items():
             if isinstance(value, int | float):
                 by_chance = f" (chance: {chance(task):.3g})" if name == "token_accuracy" else ""
@@ -178,7 +178,7 @@ def show(task):
     return 0
 
 
-def show_example(inputs, targets, predictions):
+def print_example(inputs, targets, predictions):
     """Print up to 16 integers of each row; stars mark wrong predictions."""
     print(f"test sequence{' (first 16 tokens)' if len(inputs) > 16 else ''}; *: wrong")
     marked = [x if x == target else f"{x}*" for x, target in zip(predictions, targets)]

@@ -18,14 +18,14 @@ from suite.progress import LiveLine, format_eta
 from suite.task import Task
 
 libc = ctypes.CDLL(None)
-PROGRESS = "fraction", "accuracy", "duration"  # in progress.json
+REPORTED = "fraction", "accuracy", "duration"  # in progress.json
 
 
 class Trial(NamedTuple):
-    """A trial to run."""
+    """A task with its command line."""
 
     task: Task
-    row: dict  # its row of the figure's grid
+    flags: dict  # its row of the figure's grid
     argv: list  # command-line arguments after the script
 
     @property
@@ -99,14 +99,15 @@ def format_time_left(trials, progress, n_parallel):
     """
     for trial in trials:
         path = trial.folder / "progress.json"
-        with contextlib.suppress(Exit), files.reading(path):  # a power cut may have damaged it
+        # A power cut may have damaged the file
+        with contextlib.suppress(Exit), files.prefix_errors(path):
             if content := files.read_json(path):
-                progress[trial.folder] = {name: float(content[name]) for name in PROGRESS}
+                progress[trial.folder] = {name: float(content[name]) for name in REPORTED}
     if not progress or not trials:
         return ""
     mean = statistics.mean(x["duration"] for x in progress.values())
-    unknown = dict(fraction=0, duration=mean)
-    reports = [progress.get(trial.folder, unknown) for trial in trials]
+    not_started = dict(fraction=0, duration=mean)
+    reports = [progress.get(trial.folder, not_started) for trial in trials]
     left = sum((1 - x["fraction"]) * x["duration"] for x in reports)
     return f", {format_eta(left / min(n_parallel, len(trials)))}"
 

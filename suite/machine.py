@@ -40,7 +40,7 @@ def choose_device(args):
     return torch.device("cuda" if cuda else "cpu")
 
 
-def gpus_of_jobs(args):
+def job_slots(args):
     """Return CUDA_VISIBLE_DEVICES of each parallel job: one GPU each, or None per CPU core."""
     if choose_device(args).type == "cpu":
         return [None] * cores()
@@ -76,7 +76,7 @@ def onednn_is_exact():
     CPUs with bfloat16 matmul instructions.
     """
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # `prepare` resets it
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # `set_torch_options` resets it
     product, exact = (a @ b).double(), a.double() @ b.double()
     return bool((product - exact).norm() < 1e-6 * exact.norm())
 
@@ -86,7 +86,7 @@ def choose_engine(args, device):
     cuda, name = device.type == "cuda", args.engine
     if name != "torch":
         layer, encoding = common.LAYERS[args.model], common.ENCODINGS[args.pe]
-        supported = layer in fast.LAYERS and encoding.fast
+        supported = layer in fast.SUPPORTED_LAYERS and encoding.fast
         if name == "fast" and not supported:
             model = f"--model {args.model} with --pe {args.pe}"
             raise UsageError(f"--engine fast does not support {model} (use torch)")
@@ -102,7 +102,7 @@ def choose_engine(args, device):
     return Engine(name, compiled, precision, graph, args.deterministic, onednn)
 
 
-def prepare(engine, device, hidden=512):
+def set_torch_options(engine, device, hidden=512):
     """Set PyTorch's process-wide options for an engine."""
     precision = "ieee" if engine.precision == "fp32" else "tf32"  # with bf16: outside autocast
     torch.backends.cuda.matmul.fp32_precision = precision

@@ -59,7 +59,7 @@ def x_value(figure, result):
 def lines_of(figure, result):
     """Yield (metric, panel title, encoding, {x: y})."""
     if figure.curves:
-        for line in result.lines:
+        for line in result.curves:
             yield figure.y, *line
         return
     title, encoding = name_model(result.config["model"]), result.flags["pe"]

@@ -7,12 +7,15 @@ Rows are packed as in torch's PackedSequence: those of step 0, then those of ste
 `sizes` (its batch_sizes) counts the rows of each step: B at step 0, then non-increasing; N is
 their sum. The initial state is zero.
 
-    table (R, G)   each token's part of the gate pre-activations (G = 4H; GRU: 3H)
-    by_step (T, G) each time step's part: positional encoding, bias, command
-    tokens (n,)    table indices of the first n rows; later rows read by_step alone
-    gates (N, 4H)  pre-activations: i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRU.update)
-    state (N, H)   c of the LSTM or h of the GRU, in the weights' precision
-    h (N, H)       the output
+    by_token (U, G)  each token's part of the gate pre-activations (G = 4H; GRU: 3H)
+    by_step (T, G)   each time step's part: positional encoding, bias, command
+    tokens (n,)      indices into by_token for the first n rows; later rows have by_step alone
+    gates (N, 4H)    i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRUCell.update)
+    state (N, H)     c of the LSTM or h of the GRU, in the weights' precision
+    prev (n, H)      the previous state of the rows at a step
+    h (N, H)         the output
+
+In backward passes, d_out is the loss's gradient of h, and d_h the next step's.
 """
 
 from functools import partial
@@ -23,7 +26,7 @@ import torch
 from suite.graphs import maybe_compile
 
 
-def on_cpu(x):
+def on_cpu(x):  # replaced in tests
     return x.is_cpu
 
 
@@ -40,10 +43,10 @@ sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
-class LSTM:
+class LSTMCell:
     @staticmethod
     def preactivations(x, product, bias):
-        """Sum x (table + by_step) and product (W h_prev) into pre-activations."""
+        """Sum x (by_token + by_step) and product (W h_prev) into pre-activations."""
         return (x + product).chunk(4, -1)
 
     @staticmethod
@@ -53,18 +56,18 @@ class LSTM:
         return c, o.sigmoid() * c.tanh()
 
     @staticmethod
-    def step_in_place(gate_views, prev, state, gates, h, u):
-        """Run a step; s = sigmoid(-2a) replaces g = tanh(a) = 1 - 2s; u replaces tanh(c)."""
+    def step_in_place(gate_views, prev, state, gates, h, s_c):
+        """Run a step; s = sigmoid(-2a) stands for g = tanh(a), s_c for tanh(c)."""
         gates.sigmoid_()
         i, f, s, o = gate_views
         torch.mul(f, prev, out=state)
         state.add_(i).addcmul_(i, s, value=-2)  # c = f c_prev + i g
-        torch.mul(state, -2, out=u).sigmoid_()
-        torch.addcmul(o, o, u, value=-2, out=h)  # h = o tanh(c)
+        torch.mul(state, -2, out=s_c).sigmoid_()
+        torch.addcmul(o, o, s_c, value=-2, out=h)  # h = o tanh(c)
 
     @staticmethod
     def backward_in_place(
-        gate_views, prev, d_h, d_state, d_out, d_gate_views, gates, u, scratch
+        gate_views, prev, d_h, d_state, d_out, d_gate_views, gates, s_c, scratch
     ):
         """Overwrite the gates with their pre-activation gradients.
 
@@ -75,16 +78,16 @@ class LSTM:
         d_i, d_f, d_s, d_o = d_gate_views
         d_h.add_(d_out)
         torch.mul(d_h, o, out=d_o)  # d_tanh(c)
-        d_state.add_(sigmoid_backward(d_o, u, grad_input=d_o), alpha=4)
+        d_state.add_(sigmoid_backward(d_o, s_c, grad_input=d_o), alpha=4)
         torch.addcmul(d_state, d_state, s, value=-2, out=d_i)  # d_c g
         torch.mul(d_state, prev, out=d_f)
         torch.addcmul(ZERO, d_state, i, value=4, out=d_s)  # 4 d_c i
-        torch.addcmul(d_h, d_h, u, value=-2, out=d_o)  # d_h tanh(c)
+        torch.addcmul(d_h, d_h, s_c, value=-2, out=d_o)  # d_h tanh(c)
         d_state.mul_(f)  # d_c_prev
         sigmoid_backward(scratch, gates, grad_input=gates)  # through all four sigmoids
 
 
-class GRU:
+class GRUCell:
     @staticmethod
     def preactivations(x, product, bias):
         x_r, x_z, x_n = x.chunk(3, -1)
@@ -131,9 +134,9 @@ def store(gate_views, gates):
         view.copy_(gate)
 
 
-def forward_step(cell, table, bias, gate_views, prev, state, product, by_step, tokens, h):
+def forward_step(cell, by_token, bias, gate_views, prev, state, product, by_step, tokens, h):
     """Write pre-activations, state and h."""
-    x = by_step + table[tokens] if len(tokens) else by_step
+    x = by_step + by_token[tokens] if len(tokens) else by_step
     gates = cell.preactivations(x.to(state.dtype), product.to(state.dtype), bias)
     store(gate_views, gates)
     new, output = cell.update(*gates, prev)
@@ -172,18 +175,18 @@ def previous_states(state, sizes):
     return [torch.zeros_like(state[: sizes[0]]), *previous_rows(state, sizes)]
 
 
-def fill_gates(table, by_step, tokens, sizes, weight, bias):
-    """Return pre-activations (N, 4H) without W h_prev, and W.T; terms of tanh times -2."""
+def fill_gates(by_token, by_step, tokens, sizes, weight, bias):
+    """Return gates (N, 4H) that lack W h_prev, and W.T; tanh terms are multiplied by -2."""
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # inputs of tanh
     by_step = (by_step * scale)[:, None]
     if sizes[0] != sizes[-1]:
         by_step = by_step.repeat_interleave(torch.tensor(sizes), 0)
-    rows = sum(sizes) // len(by_step)
-    gates = weight.new_empty(len(by_step), rows, 4 * H)  # (T, B, 4H), or packed (N, 1, 4H)
+    width = sum(sizes) // len(by_step)  # B, or 1 if packed
+    gates = weight.new_empty(len(by_step), width, 4 * H)  # (T, B, 4H), or packed (N, 1, 4H)
     inputs = gates[:, :, -G:]
-    token_part = (table * scale).index_select(0, tokens).view(-1, rows, G)
+    token_part = (by_token * scale).index_select(0, tokens).view(-1, width, G)
     n = len(token_part)
     torch.add(token_part, by_step[:n], out=inputs[:n])
     inputs[n:] = by_step[n:]
@@ -196,94 +199,95 @@ def fill_gates(table, by_step, tokens, sizes, weight, bias):
 
 
 class RecurrentScan(torch.autograd.Function):
-    """Run a GRU or LSTM: weight (G, H), bias (H,), table (R, G), ... -> h (N, H).
+    """Run a GRU or LSTM: weight (G, H), bias (H,), by_token (U, G), ... -> h (N, H).
 
     Only the GRU reads `bias`, in q; the LSTM's bias is part of by_step.
     """
 
     @staticmethod
-    def forward(ctx, cell, weight, bias, table, by_step, tokens, sizes, compiled):
+    def forward(ctx, cell, weight, bias, by_token, by_step, tokens, sizes, compiled):
         # Detach to avoid recompilation
-        weight, bias, table, by_step = (x.detach() for x in (weight, bias, table, by_step))
+        inputs = weight, bias, by_token, by_step
+        weight, bias, by_token, by_step = (x.detach() for x in inputs)
         (G, H), N = weight.shape, sum(sizes)
         cpu = on_cpu(weight)
         state = weight.new_empty(N, H)
-        h = state if cpu and cell is GRU else table.new_empty(N, H)
-        u = torch.empty_like(h) if cpu and cell is LSTM else h
-        matmul_weight = weight.to(table.dtype)
-        views = []  # the last arguments of `step`, for each step
+        h = state if cpu and cell is GRUCell else by_token.new_empty(N, H)
+        s_c = torch.empty_like(h) if cpu and cell is LSTMCell else h  # else unused
+        matmul_weight = weight.to(by_token.dtype)
+        extra = []  # more arguments of `step`, for each step
         if cpu:
-            gates, recurrent = fill_gates(table, by_step, tokens, sizes, weight, bias)
+            gates, recurrent = fill_gates(by_token, by_step, tokens, sizes, weight, bias)
             products, step = gates[:, :G].split(sizes), cell.step_in_place
-            if cell is LSTM:
-                views = [x.split(sizes) for x in (gates, h, u)]
+            if cell is LSTMCell:
+                extra = [x.split(sizes) for x in (gates, h, s_c)]
         else:
-            gates, recurrent = table.new_empty(N, 4 * H), matmul_weight.T
-            products = first_rows(table.new_zeros(sizes[0], G), sizes)
-            step = partial(maybe_compile(forward_step, compiled), cell, table, bias)
+            gates, recurrent = by_token.new_empty(N, 4 * H), matmul_weight.T
+            products = first_rows(by_token.new_zeros(sizes[0], G), sizes)
+            step = partial(maybe_compile(forward_step, compiled), cell, by_token, bias)
             step_tokens = tokens.tensor_split([*accumulate(sizes[:-1])])
-            views = [products, by_step, step_tokens, h.split(sizes)]
+            extra = [products, by_step, step_tokens, h.split(sizes)]
         gate_views, prev = split_gates(gates, sizes), previous_states(state, sizes)
         h_prev = previous_rows(h, sizes)
-        for t, arguments in enumerate(zip(gate_views, prev, state.split(sizes), *views)):
+        for t, arguments in enumerate(zip(gate_views, prev, state.split(sizes), *extra)):
             if t:
                 products[t].addmm_(h_prev[t - 1], recurrent, beta=int(cpu))
             step(*arguments)
-        ctx.save_for_backward(gates, state, h, u, tokens, matmul_weight)
-        ctx.settings = cell, sizes, compiled, len(table)
+        ctx.save_for_backward(gates, state, h, s_c, tokens, matmul_weight)
+        ctx.settings = cell, sizes, compiled, len(by_token)
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        gates, state, h, u, tokens, matmul_weight = ctx.saved_tensors
-        cell, sizes, compiled, table_rows = ctx.settings
+        gates, state, h, s_c, tokens, matmul_weight = ctx.saved_tensors
+        cell, sizes, compiled, n_tokens = ctx.settings
         h, state = h.detach(), state.detach()  # to avoid recompilation
         B, (G, H) = sizes[0], matmul_weight.shape
         gate_views, prev = split_gates(gates, sizes), previous_states(state, sizes)
         d_h, d_state = (first_rows(torch.zeros_like(x[:B]), sizes) for x in (h, state))
-        views = []
+        extra = []
         if on_cpu(h):
             step, d_gates = cell.backward_in_place, gates
             scratch = torch.empty_like(gates[:B])  # one step's gradients
             d_gate_views = zip(*(first_rows(x, sizes) for x in scratch.chunk(4, 1)))
-            if cell is LSTM:
-                views = [gates.split(sizes), u.split(sizes), first_rows(scratch, sizes)]
+            if cell is LSTMCell:
+                extra = [gates.split(sizes), s_c.split(sizes), first_rows(scratch, sizes)]
         else:
             d_gates = torch.empty_like(gates)  # a compiled step's arguments must not alias
             step = partial(maybe_compile(backward_step, compiled), cell)
             d_gate_views = split_gates(d_gates, sizes)
         d_products = d_gates[:, :G].split(sizes)
-        steps = zip(gate_views, prev, d_h, d_state, d_out.split(sizes), d_gate_views, *views)
+        steps = zip(gate_views, prev, d_h, d_state, d_out.split(sizes), d_gate_views, *extra)
         for t, arguments in reversed([*enumerate(steps)]):
             step(*arguments)
             if t:
                 torch.mm(d_products[t], matmul_weight, out=d_h[t])
 
-        d_inputs = input_gradients(d_gates[:, -G:], tokens, sizes, table_rows, state.dtype)
+        d_inputs = input_gradients(d_gates[:, -G:], tokens, sizes, n_tokens, state.dtype)
         h_prev = h[:-B] if sizes[-1] == B else torch.cat(previous_rows(h, sizes))
         d_weight = (d_gates[B:, :G].T @ h_prev).to(state.dtype)
-        d_bias = None if cell is LSTM else d_gates[:, :H].sum(0).to(state.dtype)
+        d_bias = None if cell is LSTMCell else d_gates[:, :H].sum(0).to(state.dtype)
         return None, d_weight, d_bias, *d_inputs, None, None, None
 
 
-def input_gradients(d_x, tokens, sizes, table_rows, dtype):
-    """Return the gradients of table and by_step from that of their sum."""
+def input_gradients(d_x, tokens, sizes, n_tokens, dtype):
+    """Return the gradients of by_token and by_step from that of their sum."""
     if sizes[-1] == sizes[0]:
         d_by_step = d_x.unflatten(0, (-1, sizes[0])).sum(1)
     else:
         d_by_step = torch.stack([d.sum(0) for d in d_x.split(sizes)])
     # Faster than index_add_, whose CUDA additions to repeated rows are serialised
-    d_table = torch.ops.aten.embedding_dense_backward(
-        d_x[: len(tokens)].to(dtype), tokens, table_rows, -1, False
+    d_by_token = torch.ops.aten.embedding_dense_backward(
+        d_x[: len(tokens)].to(dtype), tokens, n_tokens, -1, False
     )
-    return d_table, d_by_step
+    return d_by_token, d_by_step
 
 
 def recurrent_parameters(layer):
-    """Return LSTM or GRU, weight (G, H) and bias (H,); a GRU's rows are ordered q, r, z."""
+    """Return the cell, weight (G, H) and bias (H,); a GRU's rows are ordered q, r, z."""
     weight, bias = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
     if isinstance(layer, torch.nn.LSTM):
-        return LSTM, weight, bias
+        return LSTMCell, weight, bias
     r, z, q = weight.chunk(3)
-    return GRU, torch.cat([q, r, z]), bias
+    return GRUCell, torch.cat([q, r, z]), bias

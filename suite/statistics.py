@@ -47,12 +47,12 @@ def estimate(samples, signs=(1,)):
     """
     if min(map(len, samples)) < MIN_SEEDS:
         return None
-    means, variances = np.transpose([mean_and_squared_stderr(sample) for sample in samples])
+    means, squared_stderrs = np.transpose([*map(mean_and_squared_stderr, samples)])
     value = np.dot(signs, means)
-    stderr = np.sqrt(variances.sum())
+    stderr = np.sqrt(squared_stderrs.sum())
     dofs = [len(sample) - 1 for sample in samples]
     # Without variance, the Welch-Satterthwaite formula is 0 / 0
-    dof = stderr**4 / (variances**2 / dofs).sum() if stderr else dofs[0]
+    dof = stderr**4 / (squared_stderrs**2 / dofs).sum() if stderr else dofs[0]
     cdf, scale = t_cdf(dof), np.sqrt(dof)
     # P(T > margin / stderr) = ALPHA / 2
     margin = -scale * np.tan(np.interp(ALPHA / 2, cdf, ANGLES)) * stderr
@@ -67,10 +67,11 @@ def mean_and_squared_stderr(sample):
 
 
 # -- Multiple tests
-def directional_p(estimates):
-    """Return two-sided p-values: that all contrasts are positive, that one is negative.
+def claim_p_values(estimates):
+    """Return p-values of two alternatives: all contrasts are positive; any is negative.
 
-    The first is the largest p, the second the smallest, with Bonferroni's correction.
+    The first is the largest p, the second the smallest, with Bonferroni's correction. Both
+    are doubled, as for two-sided tests.
     """
     p_below = min(x.p_below for x in estimates)
     return 2 * (1 - p_below), 2 * p_below * len(estimates)

@@ -20,9 +20,9 @@ from suite.figures import (
     name_cell,
     name_flag,
     name_model,
-    select,
+    with_flags,
 )
-from suite.statistics import ALPHA, directional_p, estimate, holm
+from suite.statistics import ALPHA, claim_p_values, estimate, holm
 
 COLUMN_ORDER = ["none", "constant", "dup", "sin"]  # other encodings follow
 MAIN_FLAGS = "vocab", "length", "hidden", "iterations", "lr"
@@ -50,9 +50,9 @@ def format_mean(measured, measure):
     values = [x.value for x in measured if x.value is not None]
     if not values:
         return "-"
-    n, show = len(values), measure.show
+    n, display = len(values), measure.display
     n_censored = sum(map(is_censored, measured))
-    mean, of_values = show(np.mean(values)), estimate([values])
+    mean, of_values = display(np.mean(values)), estimate([values])
     decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four digits
     text = f"{mean:,.{decimals}f}"
     if n_censored:
@@ -61,10 +61,10 @@ def format_mean(measured, measure):
         kinds = {type(x.value) for x in measured if is_censored(x)}
         sign = {CensoredAbove: ">", CensoredBelow: "<"}[kinds.pop()] if len(kinds) == 1 else ""
         text = f"{sign}{text} ({n_censored} of {n} censored)"
-    elif of_values and show is float:
+    elif of_values and display is float:  # untransformed
         text += f" ±{of_values.margin:,.{decimals}f}"
     elif of_values:
-        low, high = map(show, of_values.interval())
+        low, high = map(display, of_values.interval())
         text += f" [{low:,.{decimals}f}, {high:,.{decimals}f}]"
     return text if n == len(measured) else f"{text} (n = {n})"
 
@@ -97,7 +97,7 @@ def estimate_contrast(contrast, measured):
     signs, arms = zip(*contrast.terms())
     samples = []
     for arm in arms:
-        in_arm = select(measured, arm)
+        in_arm = with_flags(measured, arm)
         samples.append({x.flags["seed"]: x.value for x in in_arm if x.value is not None})
     if not contrast.paired:
         return estimate([[*sample.values()] for sample in samples], signs)
@@ -118,7 +118,7 @@ def key_flags(figure, results):
 
 
 def cells_of(measured, keys, omitted=()):
-    """Return the distinct values of the flags `keys`, except those `omitted`."""
+    """Return the distinct combinations of values of the flags `keys`, except `omitted`."""
     cells = []
     for x in measured:
         cell = {key: x.flags.get(key) for key in keys if key not in omitted}
@@ -132,15 +132,16 @@ def describe(figure, results, measures):
     finished = finished_of(results)
     shared = constant_flags([x.config for x in finished], MAIN_FLAGS)
     flags = dict.fromkeys(itertools.chain(*(x.flags for x in results)))
-    models = defaultdict(list)  # {settings: models that share them}
-    for model in cells_of(results, ["model"]):
-        trials = select(results, model)
-        cell = constant_flags([x.flags for x in trials], flags)
-        cell |= constant_flags([x.config for x in finished_of(trials)], MAIN_FLAGS)
+    models_by_settings = defaultdict(list)
+    for cell in cells_of(results, ["model"]):
+        trials = with_flags(results, cell)
+        settings = constant_flags([x.flags for x in trials], flags)
+        settings |= constant_flags([x.config for x in finished_of(trials)], MAIN_FLAGS)
         for flag in ("model", "pe", "seed", *shared):
-            cell.pop(flag, None)
-        models[", ".join(name_cell(cell))].append(name_model(model["model"] or ""))
-    for settings, names in models.items():
+            settings.pop(flag, None)
+        settings = ", ".join(name_cell(settings))
+        models_by_settings[settings].append(name_model(cell["model"] or ""))
+    for settings, names in models_by_settings.items():
         if text := ": ".join(filter(None, [", ".join(names), settings])):
             yield text
     yield from name_cell(shared)
@@ -169,13 +170,13 @@ def format_range(first, last):
     return " to ".join(dict.fromkeys([f"{first:.3g}", f"{last:.3g}"]))
 
 
-def table(figure, results, measures):
+def means_table(figure, results, measures):
     """Return the lines of a table: a header, then each metric's name and a row per cell."""
     keys = key_flags(figure, results)
     encodings = list(dict.fromkeys(result.flags["pe"] for result in results))
     encodings.sort(key=(COLUMN_ORDER + encodings).index)
-    cells = [select(results, cell) for cell in cells_of(results, keys)]
-    labels = dict.fromkeys(x.label for cell in cells for x in default_contrasts(cell))
+    groups = [with_flags(results, cell) for cell in cells_of(results, keys)]
+    labels = dict.fromkeys(c.label for group in groups for c in default_contrasts(group))
     if len(labels) > 2:
         labels = ["PE - no PE", "PE - control"]
     header = [*map(name_flag, keys)]
@@ -197,11 +198,11 @@ def table_rows(keys, encodings, measured, measure):
     """Yield each row as a list of strings."""
     arms = [{}] if "pe" in measure.over else [dict(pe=pe) for pe in encodings]
     for cell in cells_of(measured, keys, measure.over):
-        in_cell = select(measured, cell)
+        in_cell = with_flags(measured, cell)
         row = [format_flag(key, cell.get(key, "")) for key in keys]
-        row += [format_mean(select(in_cell, arm), measure) for arm in arms]
+        row += [format_mean(with_flags(in_cell, arm), measure) for arm in arms]
         for contrast in default_contrasts(in_cell):
-            both = select(in_cell, contrast.high) + select(in_cell, contrast.low)
+            both = with_flags(in_cell, contrast.high) + with_flags(in_cell, contrast.low)
             has_ci = not any(map(is_censored, both))
             row += format_difference(estimate_contrast(contrast, in_cell) if has_ci else None)
         yield row
@@ -214,9 +215,9 @@ def contrast_table(figure, results, measures):
         measured = measurements(results, as_measure(contrast.measure or measures[0]))
         sides = [flags for _, flags in contrast.terms()]
         for cell in cells_of(measured, keys, set().union(*sides)):
-            if all(select(measured, cell | flags) for flags in sides):
+            if all(with_flags(measured, cell | flags) for flags in sides):
                 label = ", ".join([contrast.label, *name_cell(cell)])
-                difference = estimate_contrast(contrast, select(measured, cell))
+                difference = estimate_contrast(contrast, with_flags(measured, cell))
                 rows.append([label, *format_difference(difference)])
     return align(rows)
 
@@ -229,13 +230,13 @@ def claims_table(claims):
     """Yield Markdown for [(Claim, link to its figure, [Result])], Holm-corrected by family."""
     families = defaultdict(list)
     for claim, link, results in claims:
-        families[claim.family].append(judge_claim(claim, link, results))
+        families[claim.family].append(claim_row(claim, link, results))
     for family, tested in families.items():
         yield f"**{family}** ({len(tested)} claims)\n"
         rows, p_values = zip(*tested)
         outcomes = [["-", "trials missing"]] * len(rows)
         if None not in p_values:
-            outcomes = map(outcome, p_values, holm([*map(min, p_values)]))
+            outcomes = map(judge, p_values, holm([*map(min, p_values)]))
         rows = [CLAIMS_HEADER, ["---"] * len(CLAIMS_HEADER), *map(operator.add, rows, outcomes)]
         columns = [column for column in zip(*rows) if set(column[2:]) != {"-"}]
         for row in zip(*columns):
@@ -243,10 +244,10 @@ def claims_table(claims):
         yield ""
 
 
-def judge_claim(claim, link, results):
+def claim_row(claim, link, results):
     """Return a claim's table row and its p-values, which are None if trials are missing."""
     measure = as_measure(claim.measure)
-    measured = select(measurements(results, measure), claim.cell)
+    measured = with_flags(measurements(results, measure), claim.cell)
     contrasts = [claim.contrast] if claim.contrast else default_contrasts(measured)
     estimates = [estimate_contrast(contrast, measured) for contrast in contrasts]
     differences = [format_difference(x)[0] for x in estimates]
@@ -255,19 +256,19 @@ def judge_claim(claim, link, results):
     else:
         subject = ", ".join(name_cell(claim.cell))
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
-        means = [format_mean(select(measured, arm), measure) for arm in arms]
+        means = [format_mean(with_flags(measured, arm), measure) for arm in arms]
         differences = [f"{c.label}: {text}" for c, text in zip(contrasts, differences)]
-    sizes = [len(select(measured, arm)) for c in contrasts for _, arm in c.terms()]
+    sizes = [len(with_flags(measured, arm)) for c in contrasts for _, arm in c.terms()]
     label = f"[{subject}]({link}): {measure.label}, n = {format_range(min(sizes), max(sizes))}"
     row = [label, *means, "<br>".join(differences)]
     missing = None in estimates or any(x.value is None for x in measured)
-    return row, None if missing else directional_p(estimates)
+    return row, None if missing else claim_p_values(estimates)
 
 
-def outcome(p_values, corrected):
+def judge(p_values, corrected):
     """Return the corrected p-value, as text, and the verdict."""
-    p_above, p_below = p_values
+    p_all_above, p_any_below = p_values
     verdict = "inconclusive"
     if corrected <= ALPHA:
-        verdict = "supported" if p_above < p_below else "contradicted"
+        verdict = "supported" if p_all_above < p_any_below else "contradicted"
     return [format_p(corrected), verdict]

@@ -22,12 +22,12 @@ def train(task):
     """Run a trial from its last checkpoint, if any: train, evaluate; return the exit code."""
     if files.is_finished(task):
         print(f"{task.folder} is finished already (--overwrite retrains)")
-        return files.show(task)
+        return files.print_result(task)
     if task.args.evaluate and not (task.folder / "result.json").exists():
         raise UsageError(f"--evaluate needs a finished trial: {task.folder}")
     device = machine.choose_device(task.args)
     engine = machine.choose_engine(task.args, device)
-    machine.prepare(engine, device, task.args.hidden)
+    machine.set_torch_options(engine, device, task.args.hidden)
     if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
     task.build(device)
@@ -38,7 +38,7 @@ def train(task):
             with stop.deferred():
                 training.loop()
         training.finish()
-    return files.show(task)
+    return files.print_result(task)
 
 
 class Training:
@@ -156,7 +156,7 @@ class Training:
             try:
                 if path.exists():
                     saved = files.load(path, self.device)
-                    with files.reading(path):
+                    with files.prefix_errors(path):
                         self.set_state(saved)
                     return
             except files.Corrupt as damaged:
