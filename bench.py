@@ -34,7 +34,7 @@ from predecessor import Predecessor
 from reverse import Reverse
 from sort import Sort
 from suite.tables import align
-from suite.training import Training
+from suite.training import Trainer
 from variable_length import VariableLength
 
 PAPER_TASKS = [  # tasks of the paper, except Stability
@@ -84,10 +84,10 @@ def plain_step(task, device):
 
 
 def suite_step(task, engine, device):
-    training, iterations = Training(task, device, engine), itertools.count(1)
-    training.learning_rate.fill_(1e-3)
-    training.build_step()
-    return lambda: training.step(next(iterations))
+    trainer, iterations = Trainer(task, device, engine), itertools.count(1)
+    trainer.learning_rate.fill_(1e-3)
+    trainer.build_step()
+    return lambda: trainer.step(next(iterations))
 
 
 def milliseconds(step, engine, n_steps, device):
@@ -110,7 +110,7 @@ def measure(name, device, task_argv):
         flags += f" --batch {CONFIGURATIONS[name]}"
         n_steps = 10 if desk else 1
     task = cli.parse_task(Beyond, [*flags.split(), *task_argv])
-    task.build(device)
+    task.prepare_data(device)
     engine = machine.choose_engine(task.args, device)
     plain = engine._replace(engine="torch", compiled=False)
     machine.set_torch_options(engine, device, task.args.hidden)
@@ -145,7 +145,7 @@ def hours(task, times):
     low, high = min(lstm), max(lstm)
     slope = (lstm[high] - lstm[low]) / (high - low)
     sequence_ms = ms_by_vocab[nearest] + slope * (args.vocab - nearest)
-    sequences = args.batch * args.iterations * task.positions() / (2 * 64)
+    sequences = args.batch * args.iterations * task.n_steps() / (2 * 64)
     return sequences * sequence_ms / 3_600_000
 
 

@@ -19,15 +19,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import common
-from common import UsageError, required_range, select
+from common import UsageError, required_range, select_steps
 from delayed_add import ablate_encoding
-from reverse import DESK_GRID, FIG13_ENCODINGS, Reverse, compare_vectors, model_grid
+from reverse import DESK_GRID, FIG13_ENCODINGS, Reverse, compare_random_and_learned, model_grid
 from suite.figures import (
     ACCURACY_AND_EDITS,
     K95,
+    K_SUMMARIES,
     MEAN_ACCURACY,
     NONE_AND_PE,
-    OVER_K,
     SPEED_UPS,
     WITH_CONSTANT,
     WITH_CONTROLS,
@@ -59,7 +59,7 @@ class Mamba(nn.Module):
         self.out_proj = nn.Linear(channels, hidden, bias=False)
 
     def forward(self, x, steps):
-        first, stop = required_range(steps, len(x))
+        start, stop = required_range(steps, len(x))
         u, gate = self.in_proj(x[:stop]).chunk(2, -1)  # (T, B, D)
         u = F.silu(self.convolve(u))
         delta, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)
@@ -67,13 +67,13 @@ class Mamba(nn.Module):
         A_log2e = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
         each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
         h, outputs = torch.zeros_like(A_log2e), []
-        for t, (d, added, write, read) in enumerate(each):  # (B, 1, D), ..., (B, N, 1)
-            decay = (d * A_log2e).exp2()  # exp(d A), but faster
-            h = torch.addcmul(decay * h, write, added)
-            if t >= first:
-                outputs.append((read * h).sum(1))
-        y = (torch.stack(outputs) + self.D * u[first:]) * F.silu(gate[first:])  # (M, B, D)
-        return self.out_proj(y if isinstance(steps, slice) else select(y, steps))
+        for t, (dt, dt_u, b_t, c_t) in enumerate(each):  # (B, 1, D), ..., (B, N, 1)
+            decay = (dt * A_log2e).exp2()  # exp(dt A), but faster
+            h = torch.addcmul(decay * h, b_t, dt_u)
+            if t >= start:
+                outputs.append((c_t * h).sum(1))
+        y = (torch.stack(outputs) + self.D * u[start:]) * F.silu(gate[start:])  # (M, B, D)
+        return self.out_proj(y if isinstance(steps, slice) else select_steps(y, steps))
 
     def convolve(self, u):
         """Apply self.conv1d causally, faster on a CPU."""
@@ -95,7 +95,7 @@ class MambaStack(nn.Module):
         x = self.in_proj(x)
         for norm, block in zip(self.norms, self.blocks):
             x = x + block(norm(x), slice(None))
-        return self.norms[-1](select(x, steps))
+        return self.norms[-1](select_steps(x, steps))
 
 
 common.LAYERS["mamba"] = Mamba
@@ -117,9 +117,9 @@ class Beyond(Reverse):
         return functools.partial(MambaStack, blocks=self.args.blocks)
 
 
-def add_figure(name, title, rows, **options):
+def add_figure(name, title, trials, **options):
     """Add a figure; all here are at desk scale."""
-    Beyond.figures[name] = Figure(title, {"desk": rows}, **options)
+    Beyond.figures[name] = Figure(title, {"desk": trials}, **options)
 
 
 MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
@@ -128,13 +128,13 @@ add_figure(
     "Mamba with one block, L = 32",
     cross(**MAMBA, lr=2e-2, iterations=2000, pe=WITH_CONTROLS, vocab=[16, 64, 256, 1024]),
 )
-LONGER = dict(iterations=4000, pe=WITH_CONSTANT)
+MAMBA_LONGER = dict(iterations=4000, pe=WITH_CONSTANT)
 add_figure(
     "mamba",
     "Mamba with one block and with two",
     # Learning rates were tuned without PE on seed 100
-    cross(**MAMBA, blocks=1, vocab=16, lr=3e-2, **LONGER)
-    + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **LONGER),
+    cross(**MAMBA, blocks=1, vocab=16, lr=3e-2, **MAMBA_LONGER)
+    + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **MAMBA_LONGER),
     contrasts=[
         Contrast(
             "K = 16: PE's gain with 1 block minus with 2",
@@ -168,22 +168,23 @@ add_figure(
     metrics=ACCURACY_AND_EDITS,
     plot=False,
 )
-FAMILY = "Longer training, and fig2 on new seeds"
+CLAIM_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-more",
     "Reverse ordering, seeds 11 to 13",
     model_grid(**DESK_GRID, seed=range(11, 14)),
     claims=[
-        Claim(FAMILY, MEAN_ACCURACY, dict(model=model)) for model in ("gru", "lstm", "s4d")
+        Claim(CLAIM_FAMILY, MEAN_ACCURACY, dict(model=model))
+        for model in ("gru", "lstm", "s4d")
     ],
     metrics=ACCURACY_AND_EDITS,
-    summaries=OVER_K,
+    summaries=K_SUMMARIES,
 )
 add_figure(
     "fig2-all",
     "Reverse ordering, nine seeds",
     model_grid(**DESK_GRID, seed=range(5, 14)),
-    summaries=OVER_K,
+    summaries=K_SUMMARIES,
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
@@ -194,7 +195,7 @@ add_figure(
     "fig14-fixed",
     "Other encodings, fixed length",
     cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
-    contrasts=compare_vectors("dup"),
+    contrasts=compare_random_and_learned("dup"),
     x="pe",
 )
 
@@ -204,7 +205,7 @@ class LongRun(NamedTuple):
     vocab: int
     lr: float  # as in fig2
     iterations: int
-    budgets: tuple  # training budgets, as multiples of `iterations`
+    multiples: tuple  # training budgets / `iterations`
     seeds: range
     tuned_lr: tuple  # (no PE and control, PE), selected in fig2-rates
 
@@ -214,23 +215,23 @@ LONG_RUNS = {
     "lstm": LongRun(64, 3e-3, 30_000, (1, 4), range(11, 15), (3e-3, 6e-3)),
     "s4d": LongRun(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), (2e-2, 2e-2)),
 }
-rate_rows, long_rows, long_claims, budget_contrasts = [], [], [], []  # of the figures below
+lr_trials, long_trials, long_claims, budget_contrasts = [], [], [], []  # of the figures below
 for model, run in LONG_RUNS.items():
     flags = dict(model=model, vocab=run.vocab, length=32)
-    rates = [run.lr / 2, run.lr, run.lr * 2]
-    rate_rows += cross(**flags, iterations=run.iterations, pe=NONE_AND_PE, lr=rates, seed=100)
+    lrs = [run.lr / 2, run.lr, run.lr * 2]
+    lr_trials += cross(**flags, iterations=run.iterations, pe=NONE_AND_PE, lr=lrs, seed=100)
 
-    budgets = [run.iterations * times for times in run.budgets]
+    budgets = [run.iterations * times for times in run.multiples]
     baseline_lr, pe_lr = run.tuned_lr
     flags["seed"] = run.seeds
-    long_rows += cross(**flags, pe="none", lr=baseline_lr, iterations=budgets)
-    long_rows += cross(**flags, pe="sin", lr=pe_lr, iterations=budgets)
+    long_trials += cross(**flags, pe="none", lr=baseline_lr, iterations=budgets)
+    long_trials += cross(**flags, pe="sin", lr=pe_lr, iterations=budgets)
     # The control has only the longest budget
-    long_rows += cross(**flags, pe="constant", lr=baseline_lr, iterations=budgets[-1])
-    longest = dict(model=model, vocab=run.vocab, iterations=budgets[-1])
-    long_claims.append(Claim(FAMILY, "token accuracy", longest))
+    long_trials += cross(**flags, pe="constant", lr=baseline_lr, iterations=budgets[-1])
+    cell = dict(model=model, vocab=run.vocab, iterations=budgets[-1])
+    long_claims.append(Claim(CLAIM_FAMILY, "token accuracy", cell))
 
-    before, last = run.budgets[-2:]
+    before, last = run.multiples[-2:]
     none = dict(model=model, pe="none")
     budget_contrasts.append(
         Contrast(  # of the two longest budgets
@@ -242,18 +243,18 @@ for model, run in LONG_RUNS.items():
     )
 
 LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
-GRU_CONTROLS = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
+GRU_WITHOUT_PE = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 add_figure(
     "fig2-rates",
     "Learning rates, seed 100",
-    rate_rows,
+    lr_trials,
     plot=False,
     note="fig2-end uses the best learning rates; the control, those without PE.",
 )
 add_figure(
     "fig2-end",
     "Reverse ordering, longer training",
-    long_rows,
+    long_trials,
     summaries=SPEED_UPS,
     contrasts=budget_contrasts,
     claims=long_claims,
@@ -263,28 +264,28 @@ add_figure(
 add_figure(
     "fig2-end-lower",
     "GRU, 4x training budget, no PE and control at half the learning rate (post hoc)",
-    GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=6e-3),
+    GRU_WITHOUT_PE + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
 )
 
 # -- Can more training replace PE? Trials of the figures above, in one table
-budget_rows, replace_contrasts = [], []
-for model, length, vocab, lr, budgets in [  # budgets: {iterations: seeds}
+budget_trials, replace_contrasts = [], []
+for model, length, vocab, lr, seeds_by_iterations in [
     ("gru", 16, 256, 3e-3, {30_000: range(5), 60_000: range(5)}),
     ("lstm", 16, 1024, 3e-3, {30_000: range(5), 60_000: range(5)}),
     ("s4d", 16, 1024, 1e-2, {10_000: range(5), 20_000: range(5)}),
     ("gru", 32, 32, 3e-3, {30_000: range(5, 14), 120_000: range(11, 15)}),
 ]:
     flags = dict(model=model, length=length, vocab=vocab, pe=NONE_AND_PE, lr=lr)
-    for iterations, seeds in budgets.items():
-        budget_rows += cross(**flags, iterations=iterations, seed=seeds)
-for row in long_rows:  # without GRUs, which collapse at their tuned learning rate
-    if row["model"] != "gru" and row["pe"] != "constant":
-        budget_rows.append(row)
-for model, length in dict.fromkeys((row["model"], row["length"]) for row in budget_rows):
+    for iterations, seeds in seeds_by_iterations.items():
+        budget_trials += cross(**flags, iterations=iterations, seed=seeds)
+for trial in long_trials:  # without GRUs, which collapse at their tuned learning rate
+    if trial["model"] != "gru" and trial["pe"] != "constant":
+        budget_trials.append(trial)
+for model, length in dict.fromkeys((x["model"], x["length"]) for x in budget_trials):
     flags = dict(model=model, length=length)
-    budgets = [row["iterations"] for row in budget_rows if flags.items() <= row.items()]
+    budgets = [trial["iterations"] for trial in budget_trials if flags.items() <= trial.items()]
     once, longest = min(budgets), max(budgets)
     replace_contrasts.append(
         Contrast(
@@ -296,7 +297,7 @@ for model, length in dict.fromkeys((row["model"], row["length"]) for row in budg
 add_figure(
     "more-training",
     "Can more training replace PE?",
-    budget_rows,
+    budget_trials,
     summaries=SPEED_UPS,
     contrasts=replace_contrasts,
     tuned=["lr"],
@@ -310,7 +311,7 @@ LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
 add_figure(
     "long-equal",
     "GRU, 4x training budget, equal learning rates",
-    GRU_CONTROLS + cross(**LONG_GRU, pe="sin", lr=3e-3),
+    GRU_WITHOUT_PE + cross(**LONG_GRU, pe="sin", lr=3e-3),
     plot=False,
 )
 add_figure(

@@ -33,12 +33,12 @@ class Model(nn.Module):
         vocab,
         embed,
         hidden,
-        positions,  # time steps in the encoding's table
+        n_steps,  # of the encoding's table
         **encoding_options,
     ):
         super().__init__()
         self.embedding = nn.Embedding(vocab + 1, embed)  # the last row is the command token
-        self.encoding = ENCODINGS[encoding](positions, embed, **encoding_options)
+        self.encoding = ENCODINGS[encoding](n_steps, embed, **encoding_options)
         self.layer = layer_class(self.encoding.output_size, hidden)
         self.readout = nn.Linear(hidden, vocab)
 
@@ -46,7 +46,7 @@ class Model(nn.Module):
         """Return the layer's outputs at the target steps (M, B, H)."""
         embedded = self.embedding(batch.inputs.T)  # (T, B, E)
         x = self.encoding.join(embedded)  # (T, B, E or 2E)
-        return self.layer(x, batch.steps)
+        return self.layer(x, batch.target_steps)
 
     def forward(self, batch):
         """Return the logits at the target steps (M, B, K); training uses `features`."""
@@ -58,9 +58,9 @@ class Batch(NamedTuple):
 
     inputs: torch.Tensor  # (B, T) integers; K is the command token
     targets: torch.Tensor  # (B, M)
-    steps: slice | torch.Tensor  # targets': a slice, (B, M), or rows of packed outputs
+    target_steps: slice | torch.Tensor  # a slice, (B, M), or rows of packed outputs
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
-    commands: int = 0  # number of final steps, at which all rows read the command
+    n_commands: int = 0  # final steps, at which all rows read the command
     batch_sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
 
     def rows(self, subset):
@@ -95,7 +95,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, target_weights, score):
+    def forward(ctx, features, weight, bias, targets, target_weights, loss_and_grad_):
         weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
         d_features, d_weight, d_bias = map(torch.zeros_like, (features, weight, bias))
@@ -104,12 +104,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(features), rows):
             chunk = slice(start, start + rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
-            chunk_loss, chunk_accuracy = score(logits, targets[chunk], target_weights[chunk])
+            chunk_loss, chunk_accuracy = loss_and_grad_(
+                logits, targets[chunk], target_weights[chunk]
+            )
             loss += chunk_loss
             accuracy += chunk_accuracy
             if not ctx.needs_input_grad[0]:  # evaluation
                 continue
-            d_logits = logits.to(weight_cast.dtype)  # logits now holds gradients
+            d_logits = logits.to(weight_cast.dtype)
             torch.mm(d_logits, weight_cast, out=d_features[chunk])
             # On CPUs, addmm_ would change the rounding
             if weight.is_cuda and d_logits.dtype == d_weight.dtype:
@@ -130,7 +132,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return *(d_input * d_loss for d_input in ctx.saved_tensors), None, None, None
 
 
-def loss_and_accuracy(features, readout, batch, score=cross_entropy_and_grad_):
+def loss_and_accuracy(features, readout, batch, loss_and_grad_=cross_entropy_and_grad_):
     """Return mean cross-entropy and accuracy; features are (M, B, H) or packed (N, H)."""
     readout_weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
@@ -145,18 +147,18 @@ def loss_and_accuracy(features, readout, batch, score=cross_entropy_and_grad_):
         readout.bias,
         targets,
         target_weights,
-        score,
+        loss_and_grad_,
     )
 
 
-def train_step(model, compute_features, batch, optimizer, clip, score):
+def train_step(model, compute_features, batch, optimizer, clip, loss_and_grad_):
     """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
     `compute_features(model, batch)` returns model.features(batch), or a faster equivalent of
-    suite/fast.py; `score` is cross_entropy_and_grad_, perhaps compiled.
+    suite/fast.py; `loss_and_grad_` is cross_entropy_and_grad_, perhaps compiled.
     """
     h = compute_features(model, batch)
-    loss, accuracy = loss_and_accuracy(h, model.readout, batch, score)
+    loss, accuracy = loss_and_accuracy(h, model.readout, batch, loss_and_grad_)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
@@ -176,21 +178,21 @@ class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
     Vectors are scaled to norm `amplitude` (default: not scaled) and are zero at the steps in
-    `unencoded`. A subclass defines make_table(positions, size).
+    `unencoded`. A subclass defines make_table(n_steps, size).
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    fast = True  # False if `join` is overridden, which suite/fast.py does not call
+    supports_fast = True  # by suite/fast.py; False if you override `join`
 
     def __init__(
-        self, positions, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
+        self, n_steps, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
     ):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
         self.output_size = size if combine == "add" else 2 * size  # width of join's result
         norm = self.default_norm(size)
         self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
-        table = self.make_table(positions, size)
+        table = self.make_table(n_steps, size)
         if isinstance(table, nn.Parameter):
             self.table = table
         else:
@@ -201,8 +203,8 @@ class Encoding(nn.Module):
         """Return the nominal norm of each vector; None without a table."""
         return 1.0
 
-    def make_table(self, positions, size):
-        """Return the table, (positions, size), or (1, size) if all steps share one vector."""
+    def make_table(self, n_steps, size):
+        """Return the table, (n_steps, size), or (1, size) if all steps share one vector."""
         raise NotImplementedError
 
     def vectors(self, n_steps):
@@ -229,7 +231,7 @@ class Sinusoid(Encoding):
 
     save_table = False
 
-    def make_table(self, positions, size):
+    def make_table(self, n_steps, size):
         if size % 2:
             raise UsageError(f"--embed {size} is odd: sinusoidal PE has sine-cosine pairs")
         start, end = self.bands
@@ -237,8 +239,8 @@ class Sinusoid(Encoding):
         kept = (start <= exponent) & (exponent < end)
         if not kept.any():
             raise UsageError(f"--bands {start:g}:{end:g} keeps none of {size // 2} frequencies")
-        angle = torch.arange(positions)[:, None] * 10000**-exponent
-        waves = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (positions, size/2, 2)
+        angle = torch.arange(n_steps)[:, None] * 10000**-exponent
+        waves = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (n_steps, size/2, 2)
         waves[:, ~kept] = 0
         return waves.flatten(1) / math.sqrt(kept.sum())
 
@@ -246,14 +248,14 @@ class Sinusoid(Encoding):
 class Random(Encoding):
     """Fixed random unit vectors, uniform on the sphere."""
 
-    def make_table(self, positions, size):
-        return F.normalize(torch.randn(positions, size), dim=1)
+    def make_table(self, n_steps, size):
+        return F.normalize(torch.randn(n_steps, size), dim=1)
 
 
 class Constant(Random):
     """The control: one fixed random unit vector at every step, so no position."""
 
-    def make_table(self, positions, size):
+    def make_table(self, n_steps, size):
         return super().make_table(1, size)
 
 
@@ -264,18 +266,18 @@ class Learned(Encoding):
     def default_norm(size):
         return math.sqrt(size)
 
-    def make_table(self, positions, size):
-        table = nn.Parameter(self.scale * torch.randn(positions, size))
+    def make_table(self, n_steps, size):
+        table = nn.Parameter(self.scale * torch.randn(n_steps, size))
         self.scale = 1.0  # the table is scaled already
         return table
 
 
 class Ramp(Constant):
-    """A fixed random unit vector times t / positions, t = 1, 2, ...: not periodic."""
+    """A fixed random unit vector times t / T, t = 1, 2, ..., T: not periodic."""
 
-    def make_table(self, positions, size):
-        steps = torch.arange(1, positions + 1)[:, None]
-        return steps / positions * super().make_table(positions, size)
+    def make_table(self, n_steps, size):
+        steps = torch.arange(1, n_steps + 1)[:, None]
+        return steps / n_steps * super().make_table(n_steps, size)
 
 
 class Counter(Encoding):
@@ -283,20 +285,20 @@ class Counter(Encoding):
 
     save_table = False
 
-    def make_table(self, positions, size):
-        bits = max(1, (positions - 1).bit_length())
+    def make_table(self, n_steps, size):
+        bits = max(1, (n_steps - 1).bit_length())
         if size < bits:
-            raise UsageError(f"--embed {size} is below the {bits} bits of {positions} steps")
+            raise UsageError(f"--embed {size} is below the {bits} bits of {n_steps} steps")
         column = torch.arange(size) % bits
-        bit = (torch.arange(positions)[:, None] >> column) & 1  # (positions, size)
+        bit = (torch.arange(n_steps)[:, None] >> column) & 1  # (n_steps, size)
         return (2 * bit - 1) / math.sqrt(size)
 
 
 class Shuffled(Encoding):
     """The sinusoidal vectors in a fixed random order: not continuous in time."""
 
-    def make_table(self, positions, size):
-        return Sinusoid.make_table(self, positions, size)[torch.randperm(positions)]
+    def make_table(self, n_steps, size):
+        return Sinusoid.make_table(self, n_steps, size)[torch.randperm(n_steps)]
 
 
 class NoEncoding(Encoding):
@@ -308,7 +310,7 @@ class NoEncoding(Encoding):
     def default_norm(size):
         return None
 
-    def make_table(self, positions, size):
+    def make_table(self, n_steps, size):
         self.output_size = self.copies * size
 
     def vectors(self, n_steps):
@@ -339,7 +341,7 @@ ENCODINGS = {
 
 
 # -- Layers: layer(x, steps) maps x (T, B, input_size) to outputs at target steps (M, B, H)
-def select(h, steps):
+def select_steps(h, steps):
     """Select the target steps of h (T, B, H) as (M, B, H), or rows of packed h (N, H)."""
     if isinstance(steps, slice):
         return h[steps]
@@ -355,12 +357,12 @@ def required_range(steps, n_steps):
 
 class GRU(nn.GRU):
     def forward(self, x, steps):
-        return select(super().forward(x)[0], steps)
+        return select_steps(super().forward(x)[0], steps)
 
 
 class LSTM(nn.LSTM):
     def forward(self, x, steps):
-        return select(super().forward(x)[0], steps)
+        return select_steps(super().forward(x)[0], steps)
 
 
 class S4D(nn.Module):
@@ -416,11 +418,11 @@ class S4D(nn.Module):
     def output(self, y, steps):
         """Map the convolved inputs (H, M, B) to the layer's outputs (M, B, H)."""
         h = F.glu(self.mix(F.gelu(y.permute(1, 2, 0))))
-        return h if isinstance(steps, slice) else select(h, steps)
+        return h if isinstance(steps, slice) else select_steps(h, steps)
 
 
 # -- Data: pure functions of (seed, stream, iteration), identical on every device
-TRAINING, HELD_OUT, ANALYSIS = 1, 2, 3  # streams; ANALYSIS: the pairs of stability.py
+TRAIN_STREAM, TEST_STREAM, PAIR_STREAM = 1, 2, 3  # pairs: see stability.py
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment as int64
 
 
@@ -434,20 +436,19 @@ def splitmix64_mix(x):
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
-def key(*counters, device="cpu"):
-    """Hash counters (integers or 0-dimensional tensors) to one random int64."""
+def key(*parts, device="cpu"):
+    """Hash integers (or 0-dimensional tensors) to one random int64."""
     k = torch.zeros((), dtype=torch.int64, device=device)
-    for counter in counters:
-        k = splitmix64_mix(k + GOLDEN + counter)
+    for part in parts:
+        k = splitmix64_mix(k + GOLDEN + part)
     return k
 
 
 def random_bits(rng_key, shape):
     """Return 64 random bits for each element of `shape`, by splitmix64 seeded with rng_key."""
     n = torch.arange(1, 1 + math.prod(shape), device=rng_key.device)
-    n = n + (
-        rng_key - rng_key
-    )  # else torch.compile treats n as an index, whose products do not wrap
+    # Else torch.compile treats n as an index, whose products do not wrap
+    n = n + (rng_key - rng_key)
     return splitmix64_mix(rng_key + n * GOLDEN).view(shape)
 
 
@@ -467,11 +468,11 @@ def hash_rows(rows):
     return splitmix64_mix(rows * GOLDEN + position).sum(-1)
 
 
-def distinct_rows(draw, count, *counters, device):
+def distinct_rows(draw, count, *stream, device):
     """Return the first `count` distinct rows of a stream; draw(key, shape) is (*shape, W)."""
-    rows = draw(key(*counters, 0, device=device), (0,))  # (0, W), no rows yet
+    rows = draw(key(*stream, 0, device=device), (0,))  # (0, W), no rows yet
     for attempt in range(1000):
-        more = draw(key(*counters, attempt, device=device), (count,))
+        more = draw(key(*stream, attempt, device=device), (count,))
         rows = torch.cat([rows, more])
         _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
         rows = rows[torch.from_numpy(np.sort(first))]
@@ -483,7 +484,7 @@ def distinct_rows(draw, count, *counters, device):
     )
 
 
-class HeldOut:
+class TestSet:
     """Rows (N, W) excluded from training; a random row is one of them with `probability`.
 
     To avoid host-device synchronisation, `draws` candidates are drawn per training row, and
@@ -597,7 +598,7 @@ class MinGRU(nn.Linear):
         for kept, added in zip((-gate).sigmoid(), gate.sigmoid() * candidate):
             h = kept * h + added
             states.append(h)
-        return select(torch.stack(states), steps)
+        return select_steps(torch.stack(states), steps)
 
 
 LAYERS = {

@@ -42,7 +42,7 @@ class DelayedAddition(Task):
         return Batch(rows, (x.flip(1) + y) % self.vocab, slice(self.length, None))
 
 
-SMALL = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
+SMALL_LSTM = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
 DelayedAddition.figures["fig7"] = Figure(
     "Reverse ordering + delayed addition",
     {
@@ -51,7 +51,8 @@ DelayedAddition.figures["fig7"] = Figure(
     },
 )
 DelayedAddition.figures["fig7-small"] = Figure(
-    "Delayed addition, 64 units, 3,000 iterations", {"desk": cross(**SMALL, pe=WITH_CONTROLS)}
+    "Delayed addition, 64 units, 3,000 iterations",
+    {"desk": cross(**SMALL_LSTM, pe=WITH_CONTROLS)},
 )
 DelayedAddition.figures["fig7-gru"] = Figure(
     "Delayed addition, GRU", {"paper": cross(model="gru", pe=NONE_AND_PE, vocab=896)}, x="pe"
@@ -59,7 +60,7 @@ DelayedAddition.figures["fig7-gru"] = Figure(
 
 # -- Which property of PE helps: encodings that lack one, and ablations of the sinusoid
 MISSING_PROPERTY = {"random": "order", "ramp": "periodicity", "shuffled": "continuity"}
-ENCODED_PARTS = {
+ONE_SIDED = {
     "PE on inputs only": dict(pe="sin", encode="input"),
     "PE on outputs only": dict(pe="sin", encode="output"),
 }
@@ -70,28 +71,30 @@ THIRDS = {
 }
 
 
-def ablate_encoding(title, cell, parts=ENCODED_PARTS):
-    """Return an ablation figure: `parts` are parts of PE tested alone, `cell` other flags."""
-    rows = cross(**cell, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"])
+def ablate_encoding(title, setting, variants=ONE_SIDED):
+    """Return a figure of encodings and `variants` of PE, at one setting of other flags."""
+    trials = cross(
+        **setting, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
+    )
     contrasts = [
         Contrast(f"PE - {pe} (lacks {missing})", dict(pe="sin"), dict(pe=pe))
         for pe, missing in MISSING_PROPERTY.items()
     ]
     contrasts += [compare_encodings("random", pe) for pe in ("none", "dup")]
-    for part, flags in parts.items():
-        rows += cross(**cell, **flags)
-        contrasts.append(Contrast(f"{part} - no PE", flags, dict(pe="none")))
-        contrasts.append(Contrast(f"{part} - dup", flags, dict(pe="dup")))
+    for variant, flags in variants.items():
+        trials += cross(**setting, **flags)
+        contrasts.append(Contrast(f"{variant} - no PE", flags, dict(pe="none")))
+        contrasts.append(Contrast(f"{variant} - dup", flags, dict(pe="dup")))
     return Figure(
         f"{title}: which property of PE helps",
-        {"desk": rows},
+        {"desk": trials},
         contrasts=contrasts,
         x=("pe", "encode", "bands"),
     )
 
 
 DelayedAddition.figures["pe-ablation"] = ablate_encoding(
-    "Delayed addition", SMALL, ENCODED_PARTS | THIRDS
+    "Delayed addition", SMALL_LSTM, ONE_SIDED | THIRDS
 )
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from common import (
-    HELD_OUT,
+    TEST_STREAM,
     UsageError,
     distinct_rows,
     random_bits,
@@ -27,7 +27,7 @@ from common import (
 from reverse import FRESH_SEEDS, Reverse
 from suite.figures import NONE_AND_PE, WITH_CONSTANT, WITH_DUP, Figure, cross, name_model
 
-FREQUENCIES = "frequent", "rare"
+# Target/disturbants
 CONDITIONS = ["frequent/frequent", "frequent/rare", "rare/frequent", "rare/rare"]
 AMONG_FREQUENT = "frequent/frequent", "rare/frequent"
 AMONG_RARE = "frequent/rare", "rare/rare"
@@ -58,7 +58,7 @@ class DualFrequency(Reverse):
         rare = (bits >> 61 & 7) == 0  # the top three bits, which scale_bits ignores
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
-    def probability(self, rows):
+    def held_out_probability(self, rows):
         """Return the probability that a random draw is among the rows."""
         rare = (rows >= self.vocab // 2).sum(1).double()
         probabilities = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
@@ -70,7 +70,7 @@ class DualFrequency(Reverse):
         """Return a tuple of length L per condition and target position, 1 where Rare."""
         patterns = []
         for condition in CONDITIONS:
-            target, disturbants = map(FREQUENCIES.index, condition.split("/"))  # Rare: 1
+            target, disturbants = (int(x == "rare") for x in condition.split("/"))
             for position in range(self.length):
                 pattern = [disturbants] * self.length
                 pattern[position] = target
@@ -91,20 +91,20 @@ class DualFrequency(Reverse):
         chunks = {}  # the rows of each pattern, `repeats` at a time
         for index, pattern in enumerate(dict.fromkeys(patterns)):
             count = repeats * patterns.count(pattern)
-            rows = distinct_rows(draw, count, self.seed, HELD_OUT, index, device=device)
+            rows = distinct_rows(draw, count, self.seed, TEST_STREAM, index, device=device)
             rows += half * torch.tensor(pattern, device=device)
             chunks[pattern] = iter(rows.split(repeats))
         return torch.cat([next(chunks[pattern]) for pattern in patterns])
 
     def test_batch(self):
-        rows = self.held_out.rows
+        rows = self.test_set.rows
         repeats = len(rows) // len(self.patterns())
         index = torch.arange(len(rows), device=rows.device)[:, None]
         position = index // repeats % self.length  # of the target, (N, 1)
         steps = 2 * self.length - 1 - position  # when the target is retrieved
         return self.batch_with_commands(rows, rows.gather(1, position), steps)
 
-    def summarise(self, metrics, correct):
+    def task_metrics(self, metrics, correct):
         """Replace metrics of whole sequences by accuracy per condition and target position."""
         by_condition = correct.reshape(4, self.length, -1).mean(2)  # (4, L)
         return {
@@ -115,18 +115,18 @@ class DualFrequency(Reverse):
 
 
 # -- Fig. 3
-DESK = dict(held_out=4096, iterations=20_000, snapshot_every=2000)
+FIG3_DESK = dict(held_out=4096, iterations=20_000, snapshot_every=2000)
 DESK_S4D = dict(held_out=4096, iterations=4000, length=8, hidden=64, embed=64, lr=1e-2)
 FIG3 = {
     "paper": cross(model="gru", pe=NONE_AND_PE, vocab=64)
     + cross(model="lstm", pe=NONE_AND_PE, vocab=1024)
     + cross(model="s4d", pe=NONE_AND_PE, vocab=2048),
-    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK)
-    + cross(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **DESK)
+    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **FIG3_DESK)
+    + cross(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **FIG3_DESK)
     + cross(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D),
 }
 FIG3_FRESH_SEEDS = {
-    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **DESK, seed=FRESH_SEEDS)
+    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **FIG3_DESK, seed=FRESH_SEEDS)
 }
 
 

@@ -106,7 +106,7 @@ class Shakespeare(Task):
     def learning_rate(self, i):
         return self.args.lr
 
-    def build(self, device):
+    def prepare_data(self, device):
         context = self.args.context
         self.types, self.splits = tokenize(self.text, self.args.tokenizer)
         limit = min(map(len, self.splits))
@@ -127,7 +127,7 @@ class Shakespeare(Task):
 
     def training_batch(self, i):
         train, _ = self.windows
-        rng_key = common.key(self.seed, common.TRAINING, i, device=train.device)
+        rng_key = common.key(self.seed, common.TRAIN_STREAM, i, device=train.device)
         return self.make_batch(
             train[common.uniform_integers(rng_key, (self.batch_size,), len(train))]
         )
@@ -267,11 +267,11 @@ class Rotary(common.Sinusoid):
 class Position(nn.Module):
     """Map embeddings X (B, T, D) to X + P, LayerNorm(X) + P (Eq. 9) or, without P, X."""
 
-    def __init__(self, pe, positions, width):
+    def __init__(self, pe, n_steps, width):
         super().__init__()
         self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
         norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
-        self.encoding = ENCODINGS[pe](positions, width, amplitude=norm)
+        self.encoding = ENCODINGS[pe](n_steps, width, amplitude=norm)
 
     def forward(self, x):
         vectors = self.encoding.vectors(x.shape[1])  # (T, D)
@@ -310,11 +310,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, pe, vocab, width, heads, layers, positions):
+    def __init__(self, pe, vocab, width, heads, layers, n_steps):
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
-        self.position = Position(pe, positions, width)
-        rotate = Rotary(positions, width // heads) if pe == "rotary" else nn.Identity()
+        self.position = Position(pe, n_steps, width)
+        rotate = Rotary(n_steps, width // heads) if pe == "rotary" else nn.Identity()
         self.blocks = nn.ModuleList(Block(width, heads, rotate) for _ in range(layers))
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, vocab)
         for name, parameter in self.named_parameters():

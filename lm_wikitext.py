@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.utils import rnn
 
 import common
-from common import Batch, UsageError, select
+from common import Batch, UsageError, select_steps
 from suite.figures import NONE_AND_PE, Figure, cross, name_model
 from suite.task import SMOKE, Flag, Task
 
@@ -49,7 +49,7 @@ class PackedModel(common.Model):
         packed = rnn.PackedSequence(self.embedding(batch.inputs), batch.batch_sizes)
         embedded, lengths = rnn.pad_packed_sequence(packed)  # (T, B, E)
         h = self.layer(self.encoding.join(embedded), slice(None))
-        return select(rnn.pack_padded_sequence(h, lengths).data, batch.steps)
+        return select_steps(rnn.pack_padded_sequence(h, lengths).data, batch.target_steps)
 
 
 class WikiText(Task):
@@ -87,11 +87,11 @@ class WikiText(Task):
         token_files = tuple(sorted(self.token_folder.glob("[a-z]*")))  # by make_tokens
         self.config |= {"text_sha256": text_hash, "tokens_sha256": digest(token_files)}
 
-    def build(self, device):
+    def prepare_data(self, device):
         self.device = device
         self.splits = {split: Split(self.token_folder, split, self.length) for split in SPLITS}
 
-    def positions(self):
+    def n_steps(self):
         return self.length
 
     def model(self):
@@ -163,7 +163,7 @@ class WikiText(Task):
 @functools.lru_cache(1)
 def permutation(seed, epoch, count):
     """Return a uniformly random permutation of an epoch's paragraphs."""
-    bits = common.random_bits(common.key(seed, common.TRAINING, epoch), (count,))
+    bits = common.random_bits(common.key(seed, common.TRAIN_STREAM, epoch), (count,))
     return bits.argsort(stable=True).numpy()
 
 

@@ -36,10 +36,10 @@ class Predecessor(Task):
             )
         super().check()
 
-    def positions(self):
+    def n_steps(self):
         return self.length + 1
 
-    def probability(self, rows):
+    def held_out_probability(self, rows):
         """Return the fraction of all (sequence, query) pairs that are in the rows."""
         return len(rows) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
@@ -54,9 +54,8 @@ class Predecessor(Task):
         x = scale_bits(random_bits(rng_key, (*shape, self.length)), choices)
         for t in reversed(range(self.length - 1)):
             x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
-        query_position = 1 + uniform_integers(
-            splitmix64_mix(rng_key), (*shape, 1), self.length - 1
-        )
+        query_key = splitmix64_mix(rng_key)
+        query_position = 1 + uniform_integers(query_key, (*shape, 1), self.length - 1)
         return torch.cat([x, x.gather(-1, query_position)], dim=-1)
 
     def make_batch(self, rows):
@@ -64,7 +63,7 @@ class Predecessor(Task):
         query_position = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
         return Batch(rows, x.gather(1, query_position - 1), slice(self.length, None))
 
-    def summarise(self, metrics, correct):
+    def task_metrics(self, metrics, correct):
         return {
             "accuracy": metrics["token_accuracy"],
             "cross_entropy": metrics["cross_entropy"],

@@ -83,27 +83,27 @@ def log_error(result):
     return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / tokens))
 
 
-def compare_codes(measure=""):
-    """Yield the preregistered contrasts R1 and R2.
+def preregistered_contrasts(measure=""):
+    """Yield R1 and R2.
 
     R1: without PE, accuracy at K = M minus accuracy with 256 codes. R2: PE's gain with 256
     codes minus its gain at K = M.
     """
     none, sin = dict(pe="none"), dict(pe="sin")
     for model, M in MEANINGS.items():
-        plain = dict(model=model, vocab=M)
+        small = dict(model=model, vocab=M)
         codes = dict(model=model, vocab=256, meanings=M)
         name = f"{name_model(model)} {measure}".strip()
         yield Contrast(
             f"{name}: R1, no PE, K = {M} minus 256 codes",
-            plain | none,
+            small | none,
             codes | none,
             measure=measure,
         )
         yield Contrast(
             f"{name}: R2, PE's gain, 256 codes minus K = {M}",
-            [codes | sin, plain | none],
-            [codes | none, plain | sin],
+            [codes | sin, small | none],
+            [codes | none, small | sin],
             measure=measure,
         )
 
@@ -121,13 +121,20 @@ def compare_sizes():
             yield Contrast(f"{name} K = 16 minus K = 256", small, large)
 
 
-FAMILY = "Vocabulary size or rarity"
+CLAIM_FAMILY = "Vocabulary size or rarity"
 Rarity.figures["rarity"] = Figure(
-    FAMILY,
+    CLAIM_FAMILY,
     {"desk": desk_grid()},
     metrics=ACCURACY | {"log error": log_error},
-    contrasts=[*compare_codes(), *compare_codes("log error"), *compare_sizes()],
-    claims=[Claim(FAMILY, "token accuracy", {}, contrast) for contrast in compare_codes()],
+    contrasts=[
+        *preregistered_contrasts(),
+        *preregistered_contrasts("log error"),
+        *compare_sizes(),
+    ],
+    claims=[
+        Claim(CLAIM_FAMILY, "token accuracy", {}, contrast)
+        for contrast in preregistered_contrasts()
+    ],
     x=("pe", "vocab", "meanings"),
 )
 

@@ -17,8 +17,8 @@ from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's sl
 from suite.figures import (
     ACCURACY_AND_EDITS,
     K95,
+    K_SUMMARIES,
     NONE_AND_PE,
-    OVER_K,
     WITH_CONSTANT,
     WITH_CONTROLS,
     WITH_DUP,
@@ -77,7 +77,7 @@ Reverse.figures["fig2"] = Figure(
         "smoke": cross(model=["gru", "lstm", "s4d"], pe=NONE_AND_PE, vocab=[8, 16], seed=0),
     },
     ACCURACY_AND_EDITS,
-    summaries=OVER_K,
+    summaries=K_SUMMARIES,
     claims=[
         Claim(CLAIM_FAMILY, "token accuracy", dict(model=model, vocab=K))
         for model, K in LARGEST_K.items()
@@ -91,17 +91,17 @@ FIG13_ENCODINGS = ["none", "sin", "random", "learned"]
 DUP_CONTRAST = compare_encodings("dup", "none")
 
 
-def compare_vectors(control):
+def compare_random_and_learned(control):
     """Contrast random and learned vectors with no PE, a control and PE."""
     contrasts = []
     for pe in ("random", "learned"):
         pairs = (pe, "none"), (pe, control), ("sin", pe)
         contrasts += [compare_encodings(high, low) for high, low in pairs]
-    unit = dict(pe="learned", amplitude=1.0)
+    learned_unit = dict(pe="learned", amplitude=1.0)
     return [
         *contrasts,
-        Contrast("learned, initial norm 1 - no PE", unit, dict(pe="none")),
-        Contrast("PE - learned, initial norm 1", dict(pe="sin"), unit),
+        Contrast("learned, initial norm 1 - no PE", learned_unit, dict(pe="none")),
+        Contrast("PE - learned, initial norm 1", dict(pe="sin"), learned_unit),
     ]
 
 
@@ -124,16 +124,16 @@ Reverse.figures["fig13"] = Figure(
         + cross(**DESK_LSTM, pe="learned", amplitude=1.0),
     },
     ACCURACY_AND_EDITS,
-    contrasts=compare_vectors("constant"),
+    contrasts=compare_random_and_learned("constant"),
     x=("pe", "amplitude"),
 )
 
 
 # -- Section 4.1: does more training replace PE?
-def training_budget_grid(pe="none", iterations=300_000, batch=512, **cell):
+def training_budget_grid(pe="none", iterations=300_000, batch=512, **flags):
     """Return a grid of 1x and 2x iterations; without PE, also 2x batch size."""
-    rows = cross(**cell, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
-    return rows + cross(**cell, pe="none", iterations=iterations, batch=2 * batch)
+    trials = cross(**flags, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
+    return trials + cross(**flags, pe="none", iterations=iterations, batch=2 * batch)
 
 
 def compare_training(iterations, batch):

@@ -29,7 +29,6 @@ from dual_frequency import (
     CONDITIONS,
     FIG3,
     FIG3_FRESH_SEEDS,
-    FREQUENCIES,
     DualFrequency,
 )
 from reverse import CLAIM_FAMILY
@@ -43,12 +42,12 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
     """Draw A and B, (4 count, T) each: `count` pairs per condition, condition by condition."""
     half = vocab // 2  # the first Rare integer
     pairs = []
-    for condition, name in enumerate(CONDITIONS):
-        rng_key = common.key(seed, common.ANALYSIS, condition, device=device)
-        rare_target, rare_others = map(FREQUENCIES.index, name.split("/"))  # 0 or 1
+    for index, condition in enumerate(CONDITIONS):
+        rng_key = common.key(seed, common.PAIR_STREAM, index, device=device)
+        rare_target, rare_disturbants = (int(x == "rare") for x in condition.split("/"))
         rows = common.uniform_integers(rng_key, (count, 2, length), half)
-        rows += rare_others * half
-        rows[:, :, target - 1] += (rare_target - rare_others) * half
+        rows += rare_disturbants * half
+        rows[:, :, target - 1] += (rare_target - rare_disturbants) * half
         # A and B are equal up to the target, and hence share its state (section 4.3)
         rows[:, 1, :target] = rows[:, 0, :target]
         pairs.append(F.pad(rows, (0, length + 1 - target), value=vocab))
@@ -67,8 +66,8 @@ def stability(model, a, b, target, chunk_size=64):
     # The layer's input is by_token[token] + by_step[step]: (K+1, G), (T, G)
     by_token, by_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
     similarities = []
-    for part in zip(a.split(chunk_size), b.split(chunk_size)):
-        rows = torch.cat(part)  # (S, T), first all A, then all B
+    for chunk in zip(a.split(chunk_size), b.split(chunk_size)):
+        rows = torch.cat(chunk)  # (S, T), first all A, then all B
         inputs = by_token[rows.T] + by_step[:, None]  # (T, S, G)
         similarities.append(similarity(model.layer, inputs, target))
     return torch.cat(similarities)
@@ -77,8 +76,8 @@ def stability(model, a, b, target, chunk_size=64):
 def weighted_cosine(inner):
     """Return the weighted cosine (P,); inner(m, n) gives <J_i^m, J_i^n>, (P, D); A: 0, B: 1."""
     ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
-    total = (aa * bb).sqrt().sum(-1)  # normalises the weights
-    return (ab.sum(-1) / total.clamp(min=torch.finfo(total.dtype).tiny)).clamp(-1, 1)
+    norms = (aa * bb).sqrt().sum(-1)  # sum of |J_A||J_B|
+    return (ab.sum(-1) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(-1, 1)
 
 
 # -- GRU and LSTM: product of step Jacobians, from the output step to the target
@@ -88,14 +87,14 @@ def recurrent_similarity(layer, inputs, target):
     sequences, H = inputs.shape[1], layer.hidden_size
     parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
     state = inputs.new_zeros(parts, sequences, H)
-    grads = []  # per step, of each new part w.r.t. the product and state[0]
+    grads = []  # per step: d new[k] / d (Wh, state[0]) for each k
     for x in inputs:
-        product = F.linear(state[-1], weight)
-        # Given the product, a step is elementwise: the sum's gradient holds all derivatives
+        Wh = F.linear(state[-1], weight)
+        # Given Wh, a step is elementwise: the sum's gradient holds all derivatives
         with torch.enable_grad():
-            old = product.requires_grad_(), state[0].requires_grad_()
-            new = cell.update(*cell.preactivations(x, product, bias), old[1])[-parts:]
-            grads.append([torch.autograd.grad(z.sum(), old, retain_graph=True) for z in new])
+            leaves = Wh.requires_grad_(), state[0].requires_grad_()
+            new = cell.update(*cell.preactivations(x, Wh, bias), leaves[1])[-parts:]
+            grads.append([torch.autograd.grad(z.sum(), leaves, retain_graph=True) for z in new])
         state = [part.detach() for part in new]
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), z: state
     J = inputs.new_zeros(parts, sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
@@ -115,9 +114,9 @@ def recurrent_similarity(layer, inputs, target):
 def chain_step(J, grads, weight):
     """Multiply J = d h_out / d (new state) by one step's Jacobian: d h_out / d (old state)."""
     back, H = torch.zeros_like(J), J.shape[-1]
-    for part, (d_product, d_state) in zip(J, grads):
+    for part, (d_Wh, d_state) in zip(J, grads):
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(grad) W
-        for grad, W in zip(d_product.split(H, 1), weight.split(H)):
+        for grad, W in zip(d_Wh.split(H, 1), weight.split(H)):
             M.addcmul_(grad[:, :, None], W)
         back[-1].baddbmm_(part, M)  # only h is multiplied by W
         back[0].addcmul_(part, d_state[:, None])
@@ -148,7 +147,7 @@ def s4d_similarity(layer, inputs, target):
     W, V = weight.chunk(2)  # (D, H)
     mixed = F.linear(F.gelu(y), weight, bias)  # a and b
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
-    p, q = (part.chunk(2) for part in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
+    p, q = (half.chunk(2) for half in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
     # w without its constant factor, which cancels. The input weight (exp(dt A) - 1) / A is part
     # of the state, hence not of w (Gu et al., 2022)
     decay = (layer.discretise()[0] * (len(inputs) - target)).exp()
@@ -207,7 +206,7 @@ class Stability(DualFrequency):
         a = self.args
         if a.pairs % len(CONDITIONS):
             raise UsageError(f"--pairs {a.pairs} is not a multiple of 4, for 4 conditions")
-        if not common.ENCODINGS[a.pe].fast:
+        if not common.ENCODINGS[a.pe].supports_fast:
             raise UsageError(f"--pe {a.pe} is not supported here")
         if not 0 < a.snapshot_every <= a.iterations:
             raise UsageError(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
@@ -298,10 +297,10 @@ OPTIONS = dict(
     y="stability",
 )
 # Desk's S4D was evaluated with fewer pairs
-DESK = [row | dict(pairs=256) if row["model"] == "s4d" else row for row in FIG3["desk"]]
+FIG5_DESK = [row | dict(pairs=256) if row["model"] == "s4d" else row for row in FIG3["desk"]]
 Stability.figures["fig5"] = Figure(
     "Gradient stability (target/disturbants)",
-    FIG3 | {"desk": DESK},
+    FIG3 | {"desk": FIG5_DESK},
     METRICS | {"Frequent - Rare: first snapshot - mean of snapshots": initial_gap_excess},
     **OPTIONS,
 )

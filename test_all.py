@@ -226,7 +226,7 @@ def task_of(words="", task=Reverse, build=False):
     found = cli.parse_task(task, shlex.split(words))
     if build:
         found.setup()
-        found.build(CPU)
+        found.prepare_data(CPU)
     return found
 
 
@@ -342,7 +342,7 @@ def check_released_case(kind, pe, theirs):
     tolerance = 2e-5 if kind == "s4d" else 1e-9  # theirs in float32
     every_step = common.Batch(tokens, None, slice(None))
     answered = slice(length, 2 * length)
-    batch = common.Batch(tokens, tokens[:, :length].flip(1), answered, commands=length)
+    batch = common.Batch(tokens, tokens[:, :length].flip(1), answered, n_commands=length)
     for engine in PLAIN, FAST:
         logits = model.readout(engine.features(model, every_step)).transpose(0, 1)
         loss, _, found = gradients(model, batch, engine.features)
@@ -370,7 +370,7 @@ def test_released_code_gives_the_same_numbers():
 def test_data_are_those_of_the_committed_trials():
     """The hashes of a held-out set and of a batch, which must never change."""
     task = task_of("--vocab 2 --length 4 --held-out 8", build=True)
-    rows = task.held_out.rows, task.training_batch(300_000).inputs
+    rows = task.test_set.rows, task.training_batch(300_000).inputs
     hashes = [common.hash_rows(x.flatten()).item() for x in rows]
     assert hashes == [2819039426430213613, -5580236179090936445]
 
@@ -573,7 +573,7 @@ def check_batches(device, compiled=False):
         words = f"--vocab 50 --length 6 --batch 40 {flags}"
         task = task_of(words, script, build=True)
         alike = task_of(f"{words} --model gru --iterations 3 --lr 1", script)  # its data are
-        alike.build(device)
+        alike.prepare_data(device)
         other = task_of(f"{words} --seed 4", script, build=True)
         draw = alike.training_batch
         if compiled:
@@ -581,8 +581,8 @@ def check_batches(device, compiled=False):
         batch, again = task.training_batch(7), draw(torch.tensor(7, device=device))
         for x, y in zip(batch, again):
             assert torch.equal(x, y.cpu()) if isinstance(x, torch.Tensor) else x == y
-        assert torch.equal(task.held_out.rows, alike.held_out.rows.cpu())
-        assert not torch.equal(task.held_out.rows, other.held_out.rows)
+        assert torch.equal(task.test_set.rows, alike.test_set.rows.cpu())
+        assert not torch.equal(task.test_set.rows, other.test_set.rows)
         for different in task.training_batch(8), other.training_batch(7):
             assert not torch.equal(batch.inputs, different.inputs)
 
@@ -624,14 +624,14 @@ def enumerate_rows(task):
 def test_held_out_rows_are_never_trained_on_and_others_have_their_probability():
     for script, flags in SCARCE:
         task = task_of(f"{flags} --batch 512", script, build=True)
-        rows, weights = task.held_out.rows, dict(enumerate_rows(task))
+        rows, weights = task.test_set.rows, dict(enumerate_rows(task))
         held_out = set(map(tuple, rows.tolist()))
         assert len(held_out) == len(rows) and held_out < weights.keys()
         probability = sum(weights[row] for row in held_out) / sum(weights.values())
-        assert probability > 0.1 and abs(task.probability(rows) - probability) < 1e-12
+        assert probability > 0.1 and abs(task.held_out_probability(rows) - probability) < 1e-12
         with mock.patch.object(task, "make_batch", torch.clone):  # so that a batch is its rows
             trained = torch.cat([task.training_batch(i) for i in range(1, 41)])
-            task.held_out.draws = 1  # what it refuses is the fallback row now
+            task.test_set.draws = 1  # what it refuses is the fallback row now
             spared = task.training_batch(1)
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))
@@ -643,7 +643,8 @@ def test_held_out_rows_are_never_trained_on_and_others_have_their_probability():
 
 def read_batch(batch, b):
     """-> the inputs of row b, {step: target}"""
-    read, steps, targets = batch.inputs[b].tolist(), batch.steps, batch.targets[b].tolist()
+    read, targets = batch.inputs[b].tolist(), batch.targets[b].tolist()
+    steps = batch.target_steps
     steps = range(len(read))[steps] if isinstance(steps, slice) else steps[b].tolist()
     weights = [1] * len(targets) if batch.mask is None else batch.mask[b]
     answers = zip(steps, targets, weights, strict=True)
@@ -669,7 +670,7 @@ def test_batches_by_brute_force():
         for b, row in enumerate(rows.tolist()):
             x = [integer for integer in row if integer < 10]
             first, answers = answers_by_hand(script, x)
-            read = x + [10] * (task.positions() - len(x))
+            read = x + [10] * (task.n_steps() - len(x))
             wanted = read, dict(enumerate(answers, first))
             assert read_batch(batch, b) == wanted, (script, row)
 
@@ -677,7 +678,7 @@ def test_batches_by_brute_force():
 def check_conditions(task, right, by_condition):
     """dual_frequency.py has two rows per condition and position of the target, in order."""
     close(list(by_condition.values()), right.view(4, 8, 2).mean(2), 1e-6)
-    rows, batch = task.held_out.rows.tolist(), task.test_batch()
+    rows, batch = task.test_set.rows.tolist(), task.test_batch()
     for b, (condition, position, _) in enumerate(product(by_condition, range(8), range(2))):
         assert read_batch(batch, b)[1] == {15 - position: rows[b][position]}
         kinds = ["rare" if integer >= 4 else "frequent" for integer in rows[b]]
@@ -755,8 +756,8 @@ def test_an_iteration_never_waits_for_its_device():
     """On the meta device what needs a value raises, and so does what meets tensors of a CPU."""
     for (script, flags), kind in product(BATTERY, PAPER_MODELS):
         task = task_of(f"{SMOKE} --model {kind} {flags}", script, build=True)
-        t = training.Training(task, CPU, FAST)
-        for owner in t, task, task.held_out:
+        t = training.Trainer(task, CPU, FAST)
+        for owner in t, task, task.test_set:
             for name, x in vars(owner).items():
                 if isinstance(x, torch.Tensor | torch.nn.Module):
                     setattr(owner, name, x.to("meta"))
@@ -1577,7 +1578,7 @@ def test_the_readmes_numbers_are_those_of_the_committed_results():
     readme = README.replace("**", "").replace(r"\*", "")
     short, long, equal = map(load, ("fig2-all", "fig2-end", "long-equal"))
     for model, cell in beyond.LONG_RUNS.items():
-        longest = cell.budgets[-1]
+        longest = cell.multiples[-1]
         first = readme_cells(short, model=model, vocab=cell.vocab)
         last = readme_cells(equal)
         if model != "gru":

@@ -14,8 +14,8 @@ from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's sl
 import torch
 import torch.nn.functional as F
 
-from common import HELD_OUT, UsageError, distinct_rows, splitmix64_mix, uniform_integers
-from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_vectors
+from common import TEST_STREAM, UsageError, distinct_rows, splitmix64_mix, uniform_integers
+from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_random_and_learned
 from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, cross, name_model
 from suite.task import Flag
 
@@ -48,8 +48,9 @@ class VariableLength(Reverse):
     def draw(self, rng_key, shape):
         """Draw rows of random length, padded with commands to (*shape, L)."""
         rows = super().draw(rng_key, shape)
-        choice = uniform_integers(splitmix64_mix(rng_key), (*shape, 1), len(self.lengths()))
-        lengths = self.args.min_length + choice
+        length_key = splitmix64_mix(rng_key)
+        extra = uniform_integers(length_key, (*shape, 1), len(self.lengths()))
+        lengths = self.args.min_length + extra
         padding = torch.arange(self.length, device=rows.device) >= lengths
         return rows.masked_fill(padding, self.vocab)
 
@@ -63,24 +64,24 @@ class VariableLength(Reverse):
 
     def test_rows(self, device):
         """Draw --held-out rows of each length in turn, (N, L)."""
-        return torch.cat([self.rows_of_length(n, device) for n in self.lengths()])
+        return torch.cat([self.test_rows_of_length(n, device) for n in self.lengths()])
 
-    def rows_of_length(self, length, device):
+    def test_rows_of_length(self, length, device):
         """Draw the --held-out rows of one length, (N, L), independently of other lengths."""
 
         def draw(rng_key, shape):
             return uniform_integers(rng_key, (*shape, length), self.vocab)
 
         count = self.args.held_out
-        rows = distinct_rows(draw, count, self.seed, HELD_OUT, length, device=device)
+        rows = distinct_rows(draw, count, self.seed, TEST_STREAM, length, device=device)
         return F.pad(rows, (0, self.length - length), value=self.vocab)
 
-    def probability(self, rows):
+    def held_out_probability(self, rows):
         """Return the probability of drawing a held-out row, averaged over lengths."""
         total = sum(self.vocab**-n for n in self.lengths())
         return self.args.held_out * total / len(self.lengths())
 
-    def summarise(self, metrics, correct):
+    def task_metrics(self, metrics, correct):
         """Add token accuracy by length to the metrics."""
         correct = correct.reshape(len(self.lengths()), -1, self.length)
         by_length = {n: float(r[:, :n].mean()) for n, r in zip(self.lengths(), correct)}
@@ -114,7 +115,7 @@ VariableLength.figures["fig14"] = Figure(
         "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
         "desk": cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
     },
-    contrasts=compare_vectors("dup"),
+    contrasts=compare_random_and_learned("dup"),
     x="pe",
 )
 

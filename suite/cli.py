@@ -287,7 +287,7 @@ def run_many(task_class, given, trials):
     for trial in trials:  # report a missing text once, not in every trial
         trial.task.setup()
     first = trials[0].task
-    first.build("cpu")  # likewise report flags that leave no training data
+    first.prepare_data("cpu")  # likewise report flags that leave no training data
     gpus = machine.job_slots(first.args)
     script = sys.modules[task_class.__module__].__file__
     with stop.deferred():  # a pending signal takes effect at its end

@@ -102,23 +102,25 @@ def project_inputs(model, embedded, n_steps):
 
 def features(model, batch, compiled):
     """Return features (M, B, H), or (N, H) of a packed batch, like Model.features."""
-    inputs, commands, packed = batch.inputs, batch.commands, batch.batch_sizes is not None
+    inputs, n_commands, packed = batch.inputs, batch.n_commands, batch.batch_sizes is not None
     if packed:
         sizes = batch.batch_sizes.tolist()
     else:
         B, T = inputs.shape
         sizes = [B] * T
-        inputs = inputs[:, : T - commands].T  # (T - commands, B)
+        inputs = inputs[:, : T - n_commands].T  # (T - n_commands, B)
     embedded, tokens = model.embedding.weight, inputs
     if inputs.is_cpu:  # on a GPU, torch.unique would synchronise with the host
         used, tokens = inputs.unique(return_inverse=True)
         used = F.pad(used, (0, 1), value=len(embedded) - 1)  # and the command, which is last
         embedded = model.embedding(used)
     by_token, by_step = project_inputs(model, embedded, len(sizes))
-    if commands:
-        by_step = torch.cat([by_step[:-commands], by_step[-commands:] + by_token[-1]])
+    if n_commands:
+        by_step = torch.cat([by_step[:-n_commands], by_step[-n_commands:] + by_token[-1]])
     if isinstance(model.layer, common.S4D):
-        return s4d_features(model.layer, by_token, by_step, tokens, batch.steps, compiled)
+        return s4d_features(
+            model.layer, by_token, by_step, tokens, batch.target_steps, compiled
+        )
     parameters = recurrent_parameters(model.layer)
     h = RecurrentScan.apply(*parameters, by_token, by_step, tokens.flatten(), sizes, compiled)
-    return common.select(h if packed else h.view(T, B, -1), batch.steps)
+    return common.select_steps(h if packed else h.view(T, B, -1), batch.target_steps)

@@ -243,7 +243,7 @@ def speed_up(label, log2_ratio):
 
 MEAN_ACCURACY = Measure("mean token accuracy over log2 K", ("vocab",), mean_over_log2_k)
 K95, K80 = k_at(0.95), k_at(0.80)
-OVER_K = MEAN_ACCURACY, K95, K80
+K_SUMMARIES = MEAN_ACCURACY, K95, K80
 SPEED_UPS = (
     speed_up(
         "speed-up by PE at the accuracy that PE has at 1x",

@@ -142,7 +142,7 @@ class Task:
     flags = ()  # task-specific Flags
     unused_flags = ()  # names of shared flags that do not apply
     omitted_at_default = ()  # flags that are recorded only off their default
-    folder_prefixes = dict(model="", pe="", vocab="K", length="L")  # of the flags' values
+    folder_prefixes = dict(model="", pe="", vocab="K", length="L")  # as lstm-sin-K256-L32
     # True: the CUDA graph also draws the batch; training_batch(i) must accept a tensor
     # and not synchronise. False: the batch is the graph's input; one graph per batch shape
     batch_in_graph = True
@@ -182,14 +182,14 @@ class Task:
         if a.warmup > a.iterations:
             raise common.UsageError(f"--warmup {a.warmup} exceeds --iterations {a.iterations}")
         # The constructor checks its arguments
-        common.ENCODINGS[a.pe](self.positions(), a.embed, **self.encoding_options())
+        common.ENCODINGS[a.pe](self.n_steps(), a.embed, **self.encoding_options())
 
     def setup(self):
         """Load a text or other input files, before training."""
 
     # -- the model
 
-    def positions(self):
+    def n_steps(self):
         """Return the number of time steps in a sequence."""
         return 2 * self.length
 
@@ -220,13 +220,13 @@ class Task:
             a.vocab,
             a.embed,
             a.hidden,
-            self.positions(),
+            self.n_steps(),
             **self.encoding_options(),
         )
 
     def trained_model(self):
         """Return the model of a finished trial, on the CPU; also build the held-out set."""
-        self.build("cpu")
+        self.prepare_data("cpu")
         model = self.model()
         model.load_state_dict(files.load(self.folder / "last.pt", "cpu")["model"])
         return model
@@ -244,58 +244,58 @@ class Task:
         """Return the common.Batch of inputs and targets for rows (B, W)."""
         raise NotImplementedError
 
-    def probability(self, rows):
+    def held_out_probability(self, rows):
         """Return the probability that a draw is among the rows; here, draws are uniform."""
         return len(rows) * float(self.vocab) ** -rows.shape[1]
 
-    def test_rows(self, device, *counters):
-        """Return the held-out rows (N, W) as a function of seed and counters."""
-        count, stream = self.args.held_out, (self.seed, common.HELD_OUT, *counters)
+    def test_rows(self, device, *substream):
+        """Return the held-out rows (N, W) as a function of seed and substream."""
+        count, stream = self.args.held_out, (self.seed, common.TEST_STREAM, *substream)
         return common.distinct_rows(self.draw, count, *stream, device=device)
 
     def batch_with_commands(self, rows, targets, steps=None, mask=None):
         """Append L commands to rows (B, L); targets are at those steps by default."""
         inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
         steps = slice(self.length, None) if steps is None else steps
-        return common.Batch(inputs, targets, steps, mask, commands=self.length)
+        return common.Batch(inputs, targets, steps, mask, n_commands=self.length)
 
-    def build(self, device):
+    def prepare_data(self, device):
         """Build the held-out set and a fallback training row outside it."""
         rows = self.test_rows(device)
-        self.held_out = common.HeldOut(rows, self.probability(rows))
+        self.test_set = common.TestSet(rows, self.held_out_probability(rows))
         # A tensor: an integer would cause recompilation for every seed
         self.seed_on_device = torch.tensor(self.seed, device=device)
         # Drawn for iteration 0; training starts at 1
-        first = common.key(self.seed, common.TRAINING, 0, device=device)
-        candidates = self.draw(first, (1024,))
-        self.fallback_row = candidates[~self.held_out.contains(candidates)][0]
+        rng_key = common.key(self.seed, common.TRAIN_STREAM, 0, device=device)
+        candidates = self.draw(rng_key, (1024,))
+        self.fallback_row = candidates[~self.test_set.contains(candidates)][0]
 
     def training_batch(self, i):
         """Return the batch of iteration i (integer or tensor), a function of seed and i."""
         rng_key = common.key(
-            self.seed_on_device, common.TRAINING, i, device=self.fallback_row.device
+            self.seed_on_device, common.TRAIN_STREAM, i, device=self.fallback_row.device
         )
-        candidates = self.draw(rng_key, (self.held_out.draws, self.batch_size))  # (R, B, W)
-        return self.make_batch(self.held_out.first_allowed(candidates, self.fallback_row))
+        candidates = self.draw(rng_key, (self.test_set.draws, self.batch_size))  # (R, B, W)
+        return self.make_batch(self.test_set.first_allowed(candidates, self.fallback_row))
 
     def test_batch(self):
-        return self.make_batch(self.held_out.rows)
+        return self.make_batch(self.test_set.rows)
 
     def evaluate(self, model, engine):
         """Return {metric: value} on the held-out set."""
         batch = self.test_batch()
         predictions, losses = common.predict(engine.features, model, batch, self.batch_size)
         metrics = common.sequence_metrics(batch, predictions, losses)
-        return self.summarise(metrics, (predictions == batch.targets).cpu().numpy())
+        return self.task_metrics(metrics, (predictions == batch.targets).cpu().numpy())
 
     def examples(self, model, engine):
         """Return inputs, targets and predictions for the last two held-out sequences."""
         batch = self.test_batch().rows(slice(-2, None))  # the longest, if lengths vary
         predictions, _ = common.predict(engine.features, model, batch, self.batch_size)
-        inputs = batch.inputs[:, : self.positions() - batch.commands]
+        inputs = batch.inputs[:, : self.n_steps() - batch.n_commands]
         rows = zip(inputs.tolist(), batch.targets.tolist(), predictions.tolist())
         return [dict(zip(("inputs", "targets", "predictions"), row)) for row in rows]
 
-    def summarise(self, metrics, correct):
+    def task_metrics(self, metrics, correct):
         """Add accuracy by position; `correct` (N, M) marks correct predictions."""
         return metrics | {"accuracy_by_position": correct.mean(0).tolist()}

@@ -30,18 +30,18 @@ def train(task):
     machine.set_torch_options(engine, device, task.args.hidden)
     if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
-    task.build(device)
-    training = Training(task, device, engine)
+    task.prepare_data(device)
+    trainer = Trainer(task, device, engine)
     with files.lock(task.folder):
-        training.setup()
+        trainer.setup()
         if not task.args.evaluate:
             with stop.deferred():
-                training.loop()
-        training.finish()
+                trainer.loop()
+        trainer.finish()
     return files.print_result(task)
 
 
-class Training:
+class Trainer:
     """Training state of a trial: model, optimizer, running sums and files."""
 
     def __init__(self, task, device, engine):
@@ -104,28 +104,37 @@ class Training:
 
     def train_on(self, batch):
         """Take a training step without host-device synchronisation, as CUDA graphs require."""
-        score = graphs.maybe_compile(common.cross_entropy_and_grad_, self.engine.compiled)
+        loss_and_grad_ = graphs.maybe_compile(
+            common.cross_entropy_and_grad_, self.engine.compiled
+        )
         loss, accuracy = common.train_step(
-            self.model, self.engine.features, batch, self.optimizer, self.args.clip, score
+            self.model,
+            self.engine.features,
+            batch,
+            self.optimizer,
+            self.args.clip,
+            loss_and_grad_,
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
 
     def build_step(self):
         """Set self.step(i), which runs iteration i eagerly or as a CUDA graph."""
-        batch_of, train_on = self.task.training_batch, self.train_on
+        training_batch, train_on = self.task.training_batch, self.train_on
         if self.engine.graph and self.task.batch_in_graph:
             if self.engine.compiled:  # fuse a hundred small kernels
-                batch_of = torch.compile(batch_of, dynamic=False)
-            replay = graphs.replayed(lambda inputs: train_on(batch_of(*inputs)), self.tensors)
+                training_batch = torch.compile(training_batch, dynamic=False)
+            replay = graphs.replayed(
+                lambda inputs: train_on(training_batch(*inputs)), self.mutable_tensors
+            )
             iteration = torch.zeros((), dtype=torch.int64, device=self.device)
             self.step = lambda i: replay([iteration.fill_(i)])
             return
         if self.engine.graph:
-            train_on = graphs.replayed(train_on, self.tensors)
-        self.step = lambda i: train_on(batch_of(i))
+            train_on = graphs.replayed(train_on, self.mutable_tensors)
+        self.step = lambda i: train_on(training_batch(i))
 
-    def tensors(self):
+    def mutable_tensors(self):
         """Return the tensors that a training step changes."""
         optimizer_state = [x for state in self.optimizer.state.values() for x in state.values()]
         return [
@@ -242,12 +251,12 @@ class Training:
         if self.iteration < self.args.iterations:  # --evaluate with a damaged last.pt
             raise Exit(FAILED, f"{self.folder} has no checkpoint of its last iteration")
         self.model.eval()
-        record, earlier = self.record, self.previous_records
+        record, previous_records = self.record, self.previous_records
         if self.args.evaluate:  # keep the provenance of training
-            *earlier, trained = self.previous_records
+            *previous_records, trained = self.previous_records
             record = trained | {"evaluated": self.record}
         result = record | {
-            "earlier": earlier,
+            "earlier": previous_records,
             "metrics": self.task.evaluate(self.model, self.engine),
             "examples": self.task.examples(self.model, self.engine),
             "iterations": self.iteration,
