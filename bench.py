@@ -69,7 +69,7 @@ paragraphs count as 1,024 steps, the maximum. Excludes held-out tests and stabil
 
 
 def plain_step(task, device):
-    model, batch = task.model().to(device), task.training_batch(1)
+    model, batch = task.make_model().to(device), task.training_batch(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     targets = batch.targets.T.flatten()
 
@@ -90,38 +90,38 @@ def suite_step(task, engine, device):
     return lambda: trainer.step(next(iterations))
 
 
-def milliseconds(step, engine, n_steps, device):
+def milliseconds(step, engine, n_calls, device):
     machine.set_torch_options(engine, device)
     started = time.perf_counter()
-    for _ in range(n_steps):
+    for _ in range(n_calls):
         step()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - started) / n_steps
+    return 1000 * (time.perf_counter() - started) / n_calls
 
 
-def measure(name, device, task_argv):
+def time_configuration(name, device, task_argv):
     model, encoding, vocab, *desk = name.split("-")
     flags = f"--model {model} --pe {encoding} --vocab {vocab}"
     if desk:
         flags += " --scale desk --length 32"
-    n_steps = 20
+    n_calls = 20
     if device.type == "cpu":
         flags += f" --batch {CONFIGURATIONS[name]}"
-        n_steps = 10 if desk else 1
+        n_calls = 10 if desk else 1
     task = cli.parse_task(Beyond, [*flags.split(), *task_argv])
     task.prepare_data(device)
     engine = machine.choose_engine(task.args, device)
-    plain = engine._replace(engine="torch", compiled=False)
+    torch_engine = engine._replace(engine="torch", compiled=False)
     machine.set_torch_options(engine, device, task.args.hidden)
     timed = (
-        (plain._replace(onednn=False), plain_step(task, device)),
-        (plain, suite_step(task, plain, device)),
-        (engine, suite_step(task, engine, device)),
+        (plain_step(task, device), torch_engine._replace(onednn=False)),  # PyTorch's default
+        (suite_step(task, torch_engine, device), torch_engine),
+        (suite_step(task, engine, device), engine),
     )
     rounds = []
     for _ in range(1 + REPEATS):  # the first is a warm-up
-        rounds.append([milliseconds(step, engine, n_steps, device) for engine, step in timed])
+        rounds.append([milliseconds(*step, n_calls, device) for step in timed])
     return {"batch": task.batch_size, **dict(zip(COLUMNS, zip(*rounds[1:])))}
 
 
@@ -145,11 +145,11 @@ def hours(task, times):
     low, high = min(lstm), max(lstm)
     slope = (lstm[high] - lstm[low]) / (high - low)
     sequence_ms = ms_by_vocab[nearest] + slope * (args.vocab - nearest)
-    sequences = args.batch * args.iterations * task.n_steps() / (2 * 64)
+    sequences = args.batch * args.iterations * task.n_steps() / (2 * 64)  # of L = 64
     return sequences * sequence_ms / 3_600_000
 
 
-def costs(content):
+def hours_table(content):
     """Yield lines with each paper figure's cost, if all models needed were timed."""
     needed = {"lstm-sin-256", "lstm-sin-16384", "gru-sin-64", "s4d-sin-1024"}
     if not needed <= content["configurations"].keys():
@@ -196,13 +196,13 @@ def main():
     if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
     content = machine.provenance(machine.Engine("fast"), device)
-    measured = {name: measure(name, device, task_argv) for name in args.only}
+    measured = {name: time_configuration(name, device, task_argv) for name in args.only}
     content |= {"repeats": REPEATS, "configurations": measured}
     if args.json:
         files.write_json(args.json, content)
     lines = [*timing_table(content)]
     if given.keys() <= {"device", "precision"}:  # other flags change the sizes
-        lines += costs(content)
+        lines += hours_table(content)
     print(*lines, sep="\n")
 
 

@@ -20,8 +20,14 @@ from torch import nn
 
 import common
 from common import UsageError, required_range, select_steps
-from delayed_add import ablate_encoding
-from reverse import DESK_GRID, FIG13_ENCODINGS, Reverse, compare_random_and_learned, model_grid
+from delayed_add import ablation_figure
+from reverse import (
+    FIG2_DESK,
+    FIG13_ENCODINGS,
+    Reverse,
+    compare_random_and_learned,
+    grid_per_model,
+)
 from suite.figures import (
     ACCURACY_AND_EDITS,
     K95,
@@ -37,7 +43,7 @@ from suite.figures import (
     cross,
 )
 from suite.task import Flag
-from variable_length import SMALL, SMALL_LSTM
+from variable_length import SMALL_REVERSAL, SMALL_REVERSAL_LSTM
 
 
 # -- Mamba, a newer architecture
@@ -65,9 +71,9 @@ class Mamba(nn.Module):
         delta, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)
         delta = F.softplus(self.dt_proj(delta))  # (T, B, D)
         A_log2e = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
-        each = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
+        per_step = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
         h, outputs = torch.zeros_like(A_log2e), []
-        for t, (dt, dt_u, b_t, c_t) in enumerate(each):  # (B, 1, D), ..., (B, N, 1)
+        for t, (dt, dt_u, b_t, c_t) in enumerate(per_step):  # (B, 1, D), ..., (B, N, 1)
             decay = (dt * A_log2e).exp2()  # exp(dt A), but faster
             h = torch.addcmul(decay * h, b_t, dt_u)
             if t >= start:
@@ -102,7 +108,7 @@ common.LAYERS["mamba"] = Mamba
 
 
 class Beyond(Reverse):
-    name = "reverse"
+    name = "reverse"  # its trials, but own figures
     flags = [Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", at_least=1, below=100)]
     omitted_at_default = ["blocks"]  # with one block, config and folder are reverse.py's
 
@@ -150,14 +156,14 @@ add_figure(
 add_figure(
     "fig2-short",
     "Reverse ordering, L = 16",
-    model_grid([16, 64, 256], [64, 256, 1024]),
+    grid_per_model([16, 64, 256], [64, 256, 1024]),
     metrics=ACCURACY_AND_EDITS,
     summaries=[K95],
 )
 add_figure(
     "fig2-short-twice",
     "Reverse ordering, L = 16, 2x training budget",
-    model_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
+    grid_per_model([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
 )
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
@@ -172,7 +178,7 @@ CLAIM_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-more",
     "Reverse ordering, seeds 11 to 13",
-    model_grid(**DESK_GRID, seed=range(11, 14)),
+    grid_per_model(**FIG2_DESK, seed=range(11, 14)),
     claims=[
         Claim(CLAIM_FAMILY, MEAN_ACCURACY, dict(model=model))
         for model in ("gru", "lstm", "s4d")
@@ -183,18 +189,18 @@ add_figure(
 add_figure(
     "fig2-all",
     "Reverse ordering, nine seeds",
-    model_grid(**DESK_GRID, seed=range(5, 14)),
+    grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     summaries=K_SUMMARIES,
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
-Beyond.figures["pe-ablation"] = ablate_encoding(
-    "Reverse ordering", dict(model="gru", iterations=2000, **SMALL)
+Beyond.figures["pe-ablation"] = ablation_figure(
+    "Reverse ordering", dict(model="gru", iterations=2000, **SMALL_REVERSAL)
 )
 add_figure(
     "fig14-fixed",
     "Other encodings, fixed length",
-    cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
+    cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
     contrasts=compare_random_and_learned("dup"),
     x="pe",
 )
@@ -215,7 +221,7 @@ LONG_RUNS = {
     "lstm": LongRun(64, 3e-3, 30_000, (1, 4), range(11, 15), (3e-3, 6e-3)),
     "s4d": LongRun(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), (2e-2, 2e-2)),
 }
-lr_trials, long_trials, long_claims, budget_contrasts = [], [], [], []  # of the figures below
+lr_trials, long_trials, long_claims, long_contrasts = [], [], [], []  # of the figures below
 for model, run in LONG_RUNS.items():
     flags = dict(model=model, vocab=run.vocab, length=32)
     lrs = [run.lr / 2, run.lr, run.lr * 2]
@@ -233,7 +239,7 @@ for model, run in LONG_RUNS.items():
 
     before, last = run.multiples[-2:]
     none = dict(model=model, pe="none")
-    budget_contrasts.append(
+    long_contrasts.append(
         Contrast(  # of the two longest budgets
             f"{model.upper()}, no PE: {last}x minus {before}x budget (paired)",
             none | dict(iterations=budgets[-1]),
@@ -243,7 +249,7 @@ for model, run in LONG_RUNS.items():
     )
 
 LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
-GRU_WITHOUT_PE = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
+GRU_BASELINES = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 add_figure(
     "fig2-rates",
     "Learning rates, seed 100",
@@ -256,7 +262,7 @@ add_figure(
     "Reverse ordering, longer training",
     long_trials,
     summaries=SPEED_UPS,
-    contrasts=budget_contrasts,
+    contrasts=long_contrasts,
     claims=long_claims,
     tuned=["lr"],
     x="iterations",
@@ -264,13 +270,13 @@ add_figure(
 add_figure(
     "fig2-end-lower",
     "GRU, 4x training budget, no PE and control at half the learning rate (post hoc)",
-    GRU_WITHOUT_PE + cross(**LONG_GRU, pe="sin", lr=6e-3),
+    GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
 )
 
 # -- Can more training replace PE? Trials of the figures above, in one table
-budget_trials, replace_contrasts = [], []
+replace_trials, replace_contrasts = [], []
 for model, length, vocab, lr, seeds_by_iterations in [
     ("gru", 16, 256, 3e-3, {30_000: range(5), 60_000: range(5)}),
     ("lstm", 16, 1024, 3e-3, {30_000: range(5), 60_000: range(5)}),
@@ -279,13 +285,15 @@ for model, length, vocab, lr, seeds_by_iterations in [
 ]:
     flags = dict(model=model, length=length, vocab=vocab, pe=NONE_AND_PE, lr=lr)
     for iterations, seeds in seeds_by_iterations.items():
-        budget_trials += cross(**flags, iterations=iterations, seed=seeds)
+        replace_trials += cross(**flags, iterations=iterations, seed=seeds)
 for trial in long_trials:  # without GRUs, which collapse at their tuned learning rate
     if trial["model"] != "gru" and trial["pe"] != "constant":
-        budget_trials.append(trial)
-for model, length in dict.fromkeys((x["model"], x["length"]) for x in budget_trials):
+        replace_trials.append(trial)
+for model, length in dict.fromkeys((x["model"], x["length"]) for x in replace_trials):
     flags = dict(model=model, length=length)
-    budgets = [trial["iterations"] for trial in budget_trials if flags.items() <= trial.items()]
+    budgets = [
+        trial["iterations"] for trial in replace_trials if flags.items() <= trial.items()
+    ]
     once, longest = min(budgets), max(budgets)
     replace_contrasts.append(
         Contrast(
@@ -297,7 +305,7 @@ for model, length in dict.fromkeys((x["model"], x["length"]) for x in budget_tri
 add_figure(
     "more-training",
     "Can more training replace PE?",
-    budget_trials,
+    replace_trials,
     summaries=SPEED_UPS,
     contrasts=replace_contrasts,
     tuned=["lr"],
@@ -311,7 +319,7 @@ LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
 add_figure(
     "long-equal",
     "GRU, 4x training budget, equal learning rates",
-    GRU_WITHOUT_PE + cross(**LONG_GRU, pe="sin", lr=3e-3),
+    GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3),
     plot=False,
 )
 add_figure(

@@ -5,7 +5,7 @@ only Model.features; it is faster, and equal up to rounding.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
 E embedding (and encoding) size, H hidden size, N state size of S4D (packed or held-out data:
-number of rows), W width of a row, R number of draws per row. Batches are (B, T); inside a model
+number of rows), W width of a row, R candidates per row. Batches are (B, T); inside a model
 time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     n_commands: int = 0  # final steps, at which all rows read the command
     batch_sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
 
-    def rows(self, subset):
+    def select(self, subset):
         """Return the batch of a subset of its rows."""
         return Batch(*(x[subset] if isinstance(x, torch.Tensor) else x for x in self))
 
@@ -182,7 +182,7 @@ class Encoding(nn.Module):
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    supports_fast = True  # by suite/fast.py; False if you override `join`
+    has_fast = True  # --engine fast; False if you override `join`
 
     def __init__(
         self, n_steps, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
@@ -200,7 +200,7 @@ class Encoding(nn.Module):
 
     @staticmethod
     def default_norm(size):
-        """Return the nominal norm of each vector; None without a table."""
+        """Return the norm of the table's vectors; None without a table."""
         return 1.0
 
     def make_table(self, n_steps, size):
@@ -288,7 +288,7 @@ class Counter(Encoding):
     def make_table(self, n_steps, size):
         bits = max(1, (n_steps - 1).bit_length())
         if size < bits:
-            raise UsageError(f"--embed {size} is below the {bits} bits of {n_steps} steps")
+            raise UsageError(f"--pe counter needs --embed {bits} or more for {n_steps} steps")
         column = torch.arange(size) % bits
         bit = (torch.arange(n_steps)[:, None] >> column) & 1  # (n_steps, size)
         return (2 * bit - 1) / math.sqrt(size)
@@ -370,7 +370,7 @@ class S4D(nn.Module):
 
     def __init__(self, input_size, hidden, state_size=64):
         super().__init__()
-        pairs = state_size // 2  # conjugate pairs of states, of which one is stored
+        pairs = state_size // 2  # conjugate pairs; one state of each is stored
         self.project = nn.Linear(input_size, hidden)
         log_dt = torch.empty(hidden).uniform_(math.log(1e-3), math.log(1e-1))
         self.log_dt = nn.Parameter(log_dt)
@@ -468,11 +468,11 @@ def hash_rows(rows):
     return splitmix64_mix(rows * GOLDEN + position).sum(-1)
 
 
-def distinct_rows(draw, count, *stream, device):
-    """Return the first `count` distinct rows of a stream; draw(key, shape) is (*shape, W)."""
-    rows = draw(key(*stream, 0, device=device), (0,))  # (0, W), no rows yet
+def distinct_rows(draw, count, *key_parts, device):
+    """Return a stream's first `count` distinct rows; draw(rng_key, shape) is (*shape, W)."""
+    rows = draw(key(*key_parts, 0, device=device), (0,))  # (0, W), no rows yet
     for attempt in range(1000):
-        more = draw(key(*stream, attempt, device=device), (count,))
+        more = draw(key(*key_parts, attempt, device=device), (count,))
         rows = torch.cat([rows, more])
         _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
         rows = rows[torch.from_numpy(np.sort(first))]
@@ -487,7 +487,7 @@ def distinct_rows(draw, count, *stream, device):
 class TestSet:
     """Rows (N, W) excluded from training; a random row is one of them with `probability`.
 
-    To avoid host-device synchronisation, `draws` candidates are drawn per training row, and
+    To avoid host-device synchronisation, `n_candidates` are drawn per training row, and
     the first that is not held out is used. If all are held out (probability < 1e-18), a fixed
     fallback row is used.
     """
@@ -499,7 +499,7 @@ class TestSet:
                 "raise --vocab or --length, or lower --held-out"
             )
         self.rows, self.hashes = rows, hash_rows(rows).sort().values
-        self.draws = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
+        self.n_candidates = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
 
     def contains(self, rows):
         """Return whether each row is held out: (..., W) -> (...)."""
@@ -523,7 +523,7 @@ def predict(compute_features, model, batch, batch_size):
     """
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
-        chunk = batch.rows(slice(start, start + batch_size))
+        chunk = batch.select(slice(start, start + batch_size))
         logits = model.readout(compute_features(model, chunk))  # (M, b, K)
         predictions.append(logits.argmax(-1).T)
         targets = chunk.targets.T.flatten()
@@ -564,7 +564,7 @@ def damerau_levenshtein(a, b):
     """
     a, b = a.T, b.T  # (La, N), (Lb, N)
     pairs = np.arange(a.shape[1])
-    # One more row and column, at index -1, exceed all distances, as there is no earlier match
+    # Index -1, used if there is no earlier match, exceeds all distances
     shape = len(a) + 2, len(b) + 2, len(pairs)
     table = np.full(shape, len(a) + len(b), dtype=np.int32)
     table[:-1, 0] = np.arange(len(a) + 1)[:, None]
@@ -581,7 +581,7 @@ def damerau_levenshtein(a, b):
             options = replaced, deleted, inserted, transposed
             table[i, j] = np.minimum.reduce(options)
             last_column[match] = j
-            k[match] = i
+            k[match] = i  # in last_row
     return table[-2, -2]
 
 

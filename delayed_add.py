@@ -71,7 +71,7 @@ THIRDS = {
 }
 
 
-def ablate_encoding(title, setting, variants=ONE_SIDED):
+def ablation_figure(title, setting, variants=ONE_SIDED):
     """Return a figure of encodings and `variants` of PE, at one setting of other flags."""
     trials = cross(
         **setting, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
@@ -93,7 +93,7 @@ def ablate_encoding(title, setting, variants=ONE_SIDED):
     )
 
 
-DelayedAddition.figures["pe-ablation"] = ablate_encoding(
+DelayedAddition.figures["pe-ablation"] = ablation_figure(
     "Delayed addition", SMALL_LSTM, ONE_SIDED | THIRDS
 )
 

@@ -49,7 +49,9 @@ class DualFrequency(Reverse):
         if self.vocab % 2:
             raise UsageError(f"--vocab {self.vocab} is odd, but half of the vocabulary is Rare")
         if self.args.held_out % (4 * self.length):  # conditions x target positions
-            raise UsageError(f"--held-out must be a multiple of 4 x --length {self.length}")
+            raise UsageError(
+                f"--held-out must be a multiple of 4 x --length: {4 * self.length}"
+            )
         super().check()
 
     def draw(self, rng_key, shape):
@@ -104,7 +106,7 @@ class DualFrequency(Reverse):
         steps = 2 * self.length - 1 - position  # when the target is retrieved
         return self.batch_with_commands(rows, rows.gather(1, position), steps)
 
-    def task_metrics(self, metrics, correct):
+    def adjust_metrics(self, metrics, correct):
         """Replace metrics of whole sequences by accuracy per condition and target position."""
         by_condition = correct.reshape(4, self.length, -1).mean(2)  # (4, L)
         return {
@@ -125,7 +127,7 @@ FIG3 = {
     + cross(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **FIG3_DESK)
     + cross(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D),
 }
-FIG3_FRESH_SEEDS = {
+FIG3_FRESH = {
     "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **FIG3_DESK, seed=FRESH_SEEDS)
 }
 
@@ -148,11 +150,11 @@ def quarter_gap(result):
     """
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
     means = [quarter.mean() for quarter in quarters]
-    worst = means.pop({"lstm": 0, "s4d": 1}[result.flags["model"]])
+    worst = means.pop({"lstm": 0, "s4d": 1}[result.flags["model"]])  # GRU: KeyError, no value
     return np.mean(means) - worst
 
 
-def by_position(result):
+def position_curves(result):
     """Yield accuracy over the target's position, one curve per condition."""
     for condition, values in result.metrics["by_condition"].items():
         panel = f"{name_model(result.flags['model'])}, {condition}"
@@ -175,14 +177,14 @@ OPTIONS = dict(
         "Frequent - Rare targets, Rare disturbants": accuracy_difference(*AMONG_RARE),
         "Frequent among Rare: elsewhere - 1st quarter (S4D: 2nd)": quarter_gap,
     },
-    curves=by_position,
+    curves=position_curves,
     x="position of the target (1: read first)",
 )
 DualFrequency.figures["fig3"] = Figure(
     "Frequent and Rare integers (target/disturbants)", FIG3, **OPTIONS
 )
 DualFrequency.figures["fig3-fresh"] = Figure(
-    "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH_SEEDS, **OPTIONS
+    "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **OPTIONS
 )
 
 if __name__ == "__main__":

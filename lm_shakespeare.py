@@ -40,7 +40,7 @@ ENCODINGS = {  # what is added to the embeddings
     "layernorm-learned": common.Learned,
 }
 TOKENIZERS = ["char", "word", "bpe"]
-BPE_TYPES = 159  # vocabulary size (Charles and Lau)
+BPE_VOCAB = 159  # vocabulary size (Charles and Lau)
 
 
 class Shakespeare(Task):
@@ -68,7 +68,7 @@ class Shakespeare(Task):
         Flag("heads", 6, "attention heads per block, H", at_least=1, below=1000),
         Flag("context", 256, "context length in tokens, T", at_least=2, below=20_000),
         Flag("width", 384, "embedding size, D", at_least=1, below=20_000),
-        Flag("data", "data/tinyshakespeare.txt", "a text file", affects_result=False),
+        Flag("data", "data/tinyshakespeare.txt", "a text file", identifies_trial=False),
     )
     unused_flags = (
         "model",
@@ -108,18 +108,18 @@ class Shakespeare(Task):
 
     def prepare_data(self, device):
         context = self.args.context
-        self.types, self.splits = tokenize(self.text, self.args.tokenizer)
+        self.vocabulary, self.splits = tokenize(self.text, self.args.tokenizer)
         limit = min(map(len, self.splits))
         if context >= limit:
             raise UsageError(
                 f"--context {context} must be below {limit}, the tokens of the smaller split"
             )
-        self.eval_batch = max(1, 2**14 // context)  # windows per evaluation batch
+        self.eval_batch_size = max(1, 2**14 // context)  # windows per evaluation batch
         self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.splits]
 
-    def model(self):
+    def make_model(self):
         a = self.args
-        return Transformer(a.pe, len(self.types), a.width, a.heads, a.layers, a.context)
+        return Transformer(a.pe, len(self.vocabulary), a.width, a.heads, a.layers, a.context)
 
     def make_batch(self, windows):
         """Shift (B, T+1) tokens into inputs and targets."""
@@ -135,7 +135,7 @@ class Shakespeare(Task):
     @torch.no_grad()
     def perplexity_of(self, model, windows):
         total = 0
-        for part in windows.split(self.eval_batch):
+        for part in windows.split(self.eval_batch_size):
             batch = self.make_batch(part)
             loss, _ = common.loss_and_accuracy(model.features(batch), model.readout, batch)
             total += loss.double() * len(part)
@@ -153,17 +153,17 @@ class Shakespeare(Task):
         return {
             "valid_perplexity": self.perplexity_of(model, valid),
             "train_perplexity": self.perplexity_of(model, train),
-            "types": len(self.types),
+            "types": len(self.vocabulary),
             "train_tokens": len(self.splits[0]),
             "valid_tokens": len(self.splits[1]),
-            "valid_characters": sum(len(self.types[n]) for n in self.splits[1].tolist()),
+            "valid_characters": sum(len(self.vocabulary[n]) for n in self.splits[1].tolist()),
             "encoding_parameters": sum(p.numel() for p in model.position.parameters()),
-            "score_by_distance": score_by_distance(model, valid[: self.eval_batch, :-1]),
+            "score_by_distance": score_by_distance(model, valid[: self.eval_batch_size, :-1]),
         }
 
 
 ROTARY = dict(pe="rotary", seed=range(3))
-BEST = {"paper": dict(heads=2, layers=16), "desk": dict(heads=2, layers=4)}
+BEST_SIZES = {"paper": dict(heads=2, layers=16), "desk": dict(heads=2, layers=4)}
 WORST_TO_BEST = ["sin", "layernorm-learned", "learned", "rotary"]
 PERPLEXITY = {"validation perplexity": "valid_perplexity"}
 
@@ -175,7 +175,7 @@ def score_decay(result):
     return np.mean(scores[1 : 1 + near]) - np.mean(scores[far:])
 
 
-def scores(result):
+def attention_scores(result):
     points = dict(enumerate(result.metrics["score_by_distance"]))
     yield "validation text", result.flags["pe"], points
 
@@ -188,7 +188,7 @@ Shakespeare.figures["table1"] = Figure(
         Contrast(f"{worse} - {better}", dict(pe=worse), dict(pe=better))
         for worse, better in itertools.pairwise(WORST_TO_BEST)
     ],
-    curves=scores,
+    curves=attention_scores,
     x="distance",
     y="mean q.k / sqrt(d)",
     note="Charles & Lau: learned 6.13, sin 8.62, rotary 4.80, layernorm-learned 7.57.",
@@ -198,7 +198,7 @@ Shakespeare.figures["sizes"] = Figure(
     {  # each sweep fixes the best sizes found before
         "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
         + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
-        + cross(**ROTARY, **BEST["paper"], context=[128, 256, 512]),
+        + cross(**ROTARY, **BEST_SIZES["paper"], context=[128, 256, 512]),
     },
     metrics=PERPLEXITY,
     plot=False,
@@ -214,7 +214,10 @@ def nats_per_character(result):
 
 Shakespeare.figures["table2"] = Figure(
     "Transformer: tokenizers",
-    {scale: cross(**ROTARY, tokenizer=TOKENIZERS, **sizes) for scale, sizes in BEST.items()},
+    {
+        scale: cross(**ROTARY, tokenizer=TOKENIZERS, **sizes)
+        for scale, sizes in BEST_SIZES.items()
+    },
     metrics=PERPLEXITY
     | {"nats per character": nats_per_character, "training tokens": "train_tokens"},
     contrasts=[
@@ -232,26 +235,26 @@ Shakespeare.figures["table2"] = Figure(
 
 
 def tokenize(text, name):
-    """Return types, and the splits' tokens: the first 90% of characters or words; the rest."""
+    """Return the vocabulary and both splits' tokens: 90% of characters or words, the rest."""
     pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else list(text)
-    types, tokens = np.unique(pieces, return_inverse=True)
-    types, splits = types.tolist(), np.split(tokens, [len(tokens) * 9 // 10])
+    vocabulary, tokens = np.unique(pieces, return_inverse=True)
+    vocabulary, splits = vocabulary.tolist(), np.split(tokens, [len(tokens) * 9 // 10])
     if name == "bpe":
-        if len(types) > BPE_TYPES:
-            raise UsageError(f"--tokenizer bpe: over {BPE_TYPES} distinct characters")
-        types, splits = byte_pair_encode(types, splits)
-    return types, [torch.tensor(split) for split in splits]
+        if len(vocabulary) > BPE_VOCAB:
+            raise UsageError(f"--tokenizer bpe: over {BPE_VOCAB} distinct characters")
+        vocabulary, splits = byte_pair_encode(vocabulary, splits)
+    return vocabulary, [torch.tensor(split) for split in splits]
 
 
-def byte_pair_encode(types, splits):
+def byte_pair_encode(vocabulary, splits):
     """Apply BPE: repeatedly merge the most frequent pair of `splits[0]` into a new type."""
     splits = [bytes(split.tolist()) for split in splits]
-    for new in range(len(types), BPE_TYPES):
+    for new in range(len(vocabulary), BPE_VOCAB):
         n = np.frombuffer(splits[0], np.uint8).astype(int)
         a, b = divmod(np.bincount(256 * n[:-1] + n[1:]).argmax(), 256)  # ties: the lowest
-        types = [*types, types[a] + types[b]]
+        vocabulary = [*vocabulary, vocabulary[a] + vocabulary[b]]
         splits = [x.replace(bytes([a, b]), bytes([new])) for x in splits]  # from the left
-    return types, [list(split) for split in splits]
+    return vocabulary, [list(split) for split in splits]
 
 
 # -- The model: pre-norm blocks of causal attention and a ReLU MLP; N(0, 0.02^2) init
@@ -270,8 +273,8 @@ class Position(nn.Module):
     def __init__(self, pe, n_steps, width):
         super().__init__()
         self.norm = nn.LayerNorm(width) if pe == "layernorm-learned" else nn.Identity()
-        norm = math.sqrt(width / 2)  # of unit-amplitude waves (Eq. 5)
-        self.encoding = ENCODINGS[pe](n_steps, width, amplitude=norm)
+        amplitude = math.sqrt(width / 2)  # unit-amplitude waves (Eq. 5) have this norm
+        self.encoding = ENCODINGS[pe](n_steps, width, amplitude=amplitude)
 
     def forward(self, x):
         vectors = self.encoding.vectors(x.shape[1])  # (T, D)

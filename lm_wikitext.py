@@ -36,9 +36,9 @@ from suite.figures import NONE_AND_PE, Figure, cross, name_model
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
-NAMES = "wiki.{train,valid,test}.raw"
+TEXT_FILES = "wiki.{train,valid,test}.raw"
 UNKNOWN = 0  # SentencePiece's unk_id
-STEPS, PARTS = 64, 16  # padding granularity, see pad_to_few_sizes
+PAD_STEPS, PAD_PARTS = 64, 16  # padding granularity, see pad_to_few_sizes
 
 
 class PackedModel(common.Model):
@@ -63,11 +63,13 @@ class WikiText(Task):
         "smoke": SMOKE | dict(vocab=40, length=32),
     }
     flags = (
-        Flag("model", "lstm", "the layer", choices=("gru", "lstm")),
+        Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm")),
         Flag("vocab", 32768, "number of pieces, K", at_least=2, below=2**16 + 1),
         Flag("length", 1024, "maximum predicted tokens per paragraph", at_least=1),
-        Flag("data", "data/wikitext-103-raw", f"folder of {NAMES}", affects_result=False),
-        Flag("prepare", False, "tokenize --data and exit", affects_result=False),
+        Flag(
+            "data", "data/wikitext-103-raw", f"folder of {TEXT_FILES}", identifies_trial=False
+        ),
+        Flag("prepare", False, "tokenize --data and exit", identifies_trial=False),
     )
     unused_flags = ("held_out", "encode")
     batch_in_graph = False  # batches vary in size
@@ -84,7 +86,7 @@ class WikiText(Task):
             make_tokens(data, self.vocab, self.token_folder)
         if self.args.prepare:
             raise files.Exit(0, f"tokens in {self.token_folder}")
-        token_files = tuple(sorted(self.token_folder.glob("[a-z]*")))  # by make_tokens
+        token_files = tuple(sorted(self.token_folder.glob("[a-z]*")))  # without temporary files
         self.config |= {"text_sha256": text_hash, "tokens_sha256": digest(token_files)}
 
     def prepare_data(self, device):
@@ -94,9 +96,9 @@ class WikiText(Task):
     def n_steps(self):
         return self.length
 
-    def model(self):
-        model = super().model()
-        model.embedding = nn.Embedding(self.vocab, self.args.embed)  # no command
+    def make_model(self):
+        model = super().make_model()
+        model.embedding = nn.Embedding(self.vocab, self.args.embed)  # no command token
         return model
 
     def paragraphs_of_batch(self, i):
@@ -118,18 +120,18 @@ class WikiText(Task):
         """Return a split's perplexity on known targets and on all targets."""
         chunk_size = common.rows_per_chunk(model.readout.weight)
         known_loss, known_count, total_loss = 0, 0, 0
-        by_length = np.argsort(split.counts, kind="stable")  # groups similar lengths
+        by_length = np.argsort(split.target_counts, kind="stable")  # groups similar lengths
         for start in range(0, len(by_length), self.batch_size):
-            part = move(pack(split, by_length[start : start + self.batch_size]), self.device)
-            h, losses = engine.features(model, part), []
-            for x, targets in zip(h.split(chunk_size), part.targets[0].split(chunk_size)):
+            batch = move(pack(split, by_length[start : start + self.batch_size]), self.device)
+            h, losses = engine.features(model, batch), []
+            for x, targets in zip(h.split(chunk_size), batch.targets[0].split(chunk_size)):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
             losses = torch.cat(losses).double()
-            known = part.mask[0].double()
+            known = batch.mask[0].double()
             known_loss += losses @ known
             known_count += known.sum()
             total_loss += losses.sum()
-        count = split.counts.sum()
+        count = split.target_counts.sum()
         known_perplexity = common.perplexity(known_loss / known_count)
         return known_perplexity, common.perplexity(total_loss / count)
 
@@ -213,8 +215,8 @@ def pack(split, chosen):
     step 0, then those of step 1, ...; targets (1, N); batch_sizes (T,), on the CPU, count
     the paragraphs at each step. Unknown pieces are not scored.
     """
-    chosen = chosen[np.argsort(-split.counts[chosen], kind="stable")]
-    starts, counts = split.starts[chosen], split.counts[chosen]
+    chosen = chosen[np.argsort(-split.target_counts[chosen], kind="stable")]
+    starts, counts = split.starts[chosen], split.target_counts[chosen]
     steps = np.arange(counts[0])
     sizes = np.searchsorted(-counts, -steps)
     indices = np.repeat(steps, sizes) + np.concatenate([starts[:size] for size in sizes])
@@ -230,18 +232,18 @@ def pack(split, chosen):
 def pad_to_few_sizes(batch, max_steps, vocab):
     """Pad a batch to one of a few sizes: each size is captured as its own CUDA graph.
 
-    All paragraphs get the same number of steps: a multiple of STEPS, or `max_steps`. The
-    number of targets is rounded up to a multiple of a PARTS-th of T B. Padding
+    All paragraphs get the same number of steps: a multiple of PAD_STEPS, or `max_steps`. The
+    number of targets is rounded up to a multiple of a PAD_PARTS-th of T B. Padding
     follows a paragraph's end or has an unknown target, and thus changes no result. It
     cycles through all pieces: adding the gradients of one repeated piece is slow.
     """
     paragraphs, pairs = batch.batch_sizes[0], len(batch.inputs)
-    n_steps = min(max_steps, math.ceil(len(batch.batch_sizes) / STEPS) * STEPS)
+    n_steps = min(max_steps, math.ceil(len(batch.batch_sizes) / PAD_STEPS) * PAD_STEPS)
     sizes = F.pad(batch.batch_sizes, (0, n_steps - len(batch.batch_sizes)))
     real = (torch.arange(paragraphs) < sizes[:, None]).flatten()  # (T B,)
     inputs = torch.arange(len(real)) % vocab
     inputs[real] = batch.inputs
-    count = math.ceil(pairs * PARTS / len(real)) * len(real) // PARTS
+    count = math.ceil(pairs * PAD_PARTS / len(real)) * len(real) // PAD_PARTS
     target_rows = torch.cat([real.nonzero(), (~real).nonzero()])[:count, 0]  # real ones first
     targets = F.pad(batch.targets, (0, count - pairs), value=UNKNOWN)
     sizes = torch.full_like(sizes, paragraphs)
@@ -263,7 +265,7 @@ def move(batch, device):
 def text_sha256(data):
     raw = tuple(data / f"wiki.{split}.raw" for split in SPLITS)
     if not all(path.is_file() for path in raw):
-        raise UsageError(f"--data {data} lacks {NAMES}; see --help for the download")
+        raise UsageError(f"--data {data} lacks {TEXT_FILES}; see --help for the download")
     return digest(raw)
 
 
@@ -315,10 +317,10 @@ class Split:
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
         self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
-        self.n_paragraphs = len(ends) - 1
+        self.n_paragraphs = len(ends) - 1  # including those left out
         # (P,) paragraphs kept
         self.starts = ends[:-1][counts > 0]
-        self.counts = counts[counts > 0]
+        self.target_counts = counts[counts > 0]
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ class Predecessor(Task):
         the K - t integers that have not occurred. Decoding runs from the last element to the
         first: later values >= x_t are incremented, since their ranks skip x_t.
         """
-        choices = self.vocab - torch.arange(self.length, device=rng_key.device)
-        x = scale_bits(random_bits(rng_key, (*shape, self.length)), choices)
+        n_choices = self.vocab - torch.arange(self.length, device=rng_key.device)
+        x = scale_bits(random_bits(rng_key, (*shape, self.length)), n_choices)
         for t in reversed(range(self.length - 1)):
             x[..., t + 1 :] += x[..., t + 1 :] >= x[..., t : t + 1]
         query_key = splitmix64_mix(rng_key)
@@ -63,7 +63,7 @@ class Predecessor(Task):
         query_position = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
         return Batch(rows, x.gather(1, query_position - 1), slice(self.length, None))
 
-    def task_metrics(self, metrics, correct):
+    def adjust_metrics(self, metrics, correct):
         return {
             "accuracy": metrics["token_accuracy"],
             "cross_entropy": metrics["cross_entropy"],

@@ -1,9 +1,9 @@
-"""Vocabulary size or rarity? Reverse ordering of K codes that share M outputs.
+"""Vocabulary size or rarity? Reverse ordering of K codes with M meanings.
 
     python rarity.py --model s4d --pe sin --vocab 256 --meanings 16 --seed 0
-    python rarity.py --scale desk --all rarity --out results
+    python rarity.py --scale desk --all rarity
 
-    in   13 1 24 _ _ _        K = 30 codes, M = 10 outputs: the last digit
+    in   13 1 24 _ _ _        K = 30 codes, M = 10 meanings (outputs): the last digit
     out  .  . .  4 1 3        as in reverse.py, but the target of code c is c mod M
 
 A larger K makes each token rarer and leaves more to remember. Here K sets the rarity of each
@@ -46,11 +46,13 @@ class Rarity(Reverse):
 
     def check(self):
         if self.vocab % self.args.meanings:
-            raise UsageError(f"--meanings must divide --vocab {self.vocab}")
+            raise UsageError(
+                f"--meanings {self.args.meanings} does not divide --vocab {self.vocab}"
+            )
         super().check()
 
-    def model(self):
-        model = super().model()
+    def make_model(self):
+        model = super().make_model()
         if self.args.meanings < self.vocab:
             model.readout = nn.Linear(self.args.hidden, self.args.meanings)
         return model
@@ -83,8 +85,8 @@ def log_error(result):
     return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / tokens))
 
 
-def preregistered_contrasts(measure=""):
-    """Yield R1 and R2.
+def r1_and_r2(measure=""):
+    """Yield the contrasts R1 and R2 of each model.
 
     R1: without PE, accuracy at K = M minus accuracy with 256 codes. R2: PE's gain with 256
     codes minus its gain at K = M.
@@ -108,7 +110,7 @@ def preregistered_contrasts(measure=""):
         )
 
 
-def compare_sizes():
+def drop_contrasts():
     """Decompose the drop in accuracy from K = 16 to K = 256."""
     for model in "s4d", "lstm":
         for pe in NONE_AND_PE:
@@ -127,14 +129,11 @@ Rarity.figures["rarity"] = Figure(
     {"desk": desk_grid()},
     metrics=ACCURACY | {"log error": log_error},
     contrasts=[
-        *preregistered_contrasts(),
-        *preregistered_contrasts("log error"),
-        *compare_sizes(),
+        *r1_and_r2(),
+        *r1_and_r2("log error"),
+        *drop_contrasts(),
     ],
-    claims=[
-        Claim(CLAIM_FAMILY, "token accuracy", {}, contrast)
-        for contrast in preregistered_contrasts()
-    ],
+    claims=[Claim(CLAIM_FAMILY, "token accuracy", {}, contrast) for contrast in r1_and_r2()],
     x=("pe", "vocab", "meanings"),
 )
 

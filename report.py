@@ -8,7 +8,7 @@
 
 The script's flags, such as --model, select trials. Tables and plots show means over seeds with
 95% confidence intervals (Student's t). Tables also show differences with 95% confidence
-intervals and two-sided p-values (Welch's t-test).
+intervals and two-sided p-values (Welch's t-test, or a paired one where marked).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch
@@ -35,12 +35,12 @@ from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
 from suite.figures import Result, as_measure, finished_of
-from suite.tables import claims_table, contrast_table, describe, means_table
+from suite.tables import caption_parts, claims_table, contrast_table, means_table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
-Means over seeds ± or [95% CI] (Student's t). Differences: 95% CI, p by Welch's t-test, or by a
-paired t-test where marked."""
+Means over seeds ± 95% CI or [95% CI] (Student's t). Differences: [95% CI] and p (Welch's
+t-test; paired t-test where marked)."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
     "<!-- end of preregistered claims -->",
@@ -64,7 +64,7 @@ def skip_if_invalid(path):
         print(f"left out: {path}: {clean(repr(error))[:300]}")
 
 
-def finite(x):
+def finite_float(x):
     if not math.isfinite(x):
         raise ValueError(x)
     return float(x)
@@ -72,30 +72,32 @@ def finite(x):
 
 def make_result(trial, content, figure):
     """Return the Result in a file's content; raise an exception if it is invalid."""
-    files.require_trial(content, trial.task)
+    files.require_same_trial(content, trial.task)
     result = Result(
         flags=trial.flags,
         metrics=content.get("metrics")
         or {"by_condition": content["by_condition"]},  # stability.json
         config=content["config"],
         folder=trial.folder,
-        seconds=finite(content["seconds"]),
+        seconds=finite_float(content["seconds"]),
         processes=(*map(dict, content.get("earlier", [])), content),
     )
-    values, curves = {}, []
+    by_label, curves = {}, []
     for label, metric in figure.metrics.items():
         with contextlib.suppress(KeyError):  # the trial lacks this metric
             x = metric(result) if callable(metric) else result.metrics[metric]
-            values[label] = finite(x)
+            by_label[label] = finite_float(x)
             if "accuracy" in label and not 0 <= x <= 1:
                 raise ValueError(f"{label} {x}")
     with contextlib.suppress(KeyError):
         for panel, encoding, points in figure.curves(result) if figure.curves else ():
-            curves.append((clean(panel), encoding, {x: finite(y) for x, y in points.items()}))
-    return result._replace(values=values, curves=curves)
+            curves.append(
+                (clean(panel), encoding, {x: finite_float(y) for x, y in points.items()})
+            )
+    return result._replace(by_label=by_label, curves=curves)
 
 
-def load(task_class, name, args):
+def load_results(task_class, name, args):
     """Return the Results of a figure's trials."""
     argv = ["--scale", args.scale, "--out", str(args.out), *args.task_argv]
     results, hashes = [], set()
@@ -147,15 +149,16 @@ def section(task_class, name, results, args):
     if args.brief:
         del measures[1:]
     yield f"### {task_class.script()} {name}"
-    title = [figure.title, f"{args.scale} scale", *describe(figure, results, measures)]
+    title = [figure.title, f"{args.scale} scale", *caption_parts(figure, results, measures)]
     finished = finished_of(results)
     if not finished:
         yield "; ".join(title)
-        argv = shlex.join(["--scale", args.scale, "--all", name, *args.task_argv])
+        out = [] if args.out == "runs" else ["--out", args.out]
+        argv = shlex.join(["--scale", args.scale, "--all", name, *out, *args.task_argv])
         yield f"to train them: python {task_class.script()} {argv}"
         return
     plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.task_argv else ''}.svg"
-    link = plot_link(figure, finished, Path(args.out, "figures", plot), args.write)
+    link = write_plot(figure, finished, Path(args.out, "figures", plot), args.write)
     yield "; ".join(title)
     yield describe_provenance(finished) + link
     if args.write:
@@ -169,7 +172,7 @@ def section(task_class, name, results, args):
         yield figure.note
 
 
-def plot_link(figure, results, path, page):
+def write_plot(figure, results, path, page):
     """Write the plot if matplotlib is installed; return a link to it."""
     if not figure.plot:
         return ""
@@ -189,7 +192,7 @@ def bench_lines(out):
             content = files.read_json(path)
             lines = [*bench.timing_table(content)]
             if not content["device"].startswith("cpu"):
-                lines += bench.costs(content)
+                lines += bench.hours_table(content)
             yield from [f"### bench.py, {path.stem}", "```text", *map(clean, lines), "```"]
 
 
@@ -197,17 +200,17 @@ def write_page(args):
     """Regenerate the page's two generated parts and trials.csv."""
     path, rows = Path(args.write), trials_csv(args.out)
     pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*DELIMITERS)
-    kept = re.fullmatch(pattern, path.read_text(), re.DOTALL)
-    if not kept:
+    handwritten = re.fullmatch(pattern, path.read_text(), re.DOTALL)
+    if not handwritten:
         raise UsageError(f"the page must contain these lines: {', '.join(DELIMITERS)}")
     claims, lines = [], []
     for task_class, name in figures_at(args.scale):
-        results = load(task_class, name, args)
+        results = load_results(task_class, name, args)
         link = f"#{task_class.script()} {name}".replace(".", "").replace(" ", "-")
         claims += [(claim, link, results) for claim in task_class.figures[name].claims]
         lines += section(task_class, name, results, args)
     lines += bench_lines(args.out)
-    page = [kept[1], *claims_table(claims), kept[2], *lines, kept[3]]
+    page = [handwritten[1], *claims_table(claims), handwritten[2], *lines, handwritten[3]]
     files.write(path, "\n".join(page).encode())
     files.write(Path(args.out, "trials.csv"), rows.encode())
 
@@ -239,7 +242,7 @@ def find_task_class(script):
     """Return the Task subclass defined in a script of the suite or of a user."""
     path = Path(script)
     if path.suffix != ".py" or not path.is_file():
-        raise UsageError(f"no such script or folder: {script}")
+        raise UsageError(f"{script} is neither a script nor a folder")
     sys.path.insert(0, str(path.resolve().parent))
     for value in vars(importlib.import_module(path.stem)).values():
         is_local = isinstance(value, type) and value.__module__ == path.stem
@@ -251,7 +254,7 @@ def find_task_class(script):
 def main():
     parser = cli.Parser(
         "report.py",
-        usage="report.py [SCRIPT [FIGURE] | FOLDER] [flags]",
+        usage="report.py [SCRIPT [FIGURE ...] | FOLDER] [flags]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -259,52 +262,59 @@ def main():
         "--scale", default="paper", help="scale of the figures (default: paper)"
     )
     parser.add_argument("--out", default="runs", help="folder of all trials (default: runs)")
-    parser.add_argument("--brief", action="store_true", help="print only the main metric")
+    parser.add_argument(
+        "--brief", action="store_true", help="print only the first metric, without contrasts"
+    )
     parser.add_argument(
         "--write",
         metavar="FILE",
         default="",
-        help="update tables in FILE, and OUT/trials.csv",
+        help="update the tables in FILE (scale desk), and OUT/trials.csv",
     )
-    # Names precede flags: argparse would mistake a flag's value for a name
-    names = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
-    args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(names) :])
+    # Positionals precede flags: argparse would mistake a flag's value for a name
+    positionals = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
+    args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(positionals) :])
     if args.write:
         args.scale, args.task_argv = "desk", []
-    return cli.run_script("report.py", lambda: dispatch(args, names))
+    return cli.run_script("report.py", lambda: dispatch(args, positionals))
 
 
-def dispatch(args, names):
+def dispatch(args, positionals):
     if args.write:
         write_page(args)
-    elif names and Path(names[0]).is_dir():
-        print(trials_csv(names[0]), end="")
+    elif positionals and Path(positionals[0]).is_dir():
+        print(trials_csv(positionals[0]), end="")
     else:
-        print_tables(args, *names)
+        print_tables(args, *positionals)
     return 0
 
 
 def print_tables(args, script="", *names):
+    if args.task_argv and not script:
+        raise UsageError(f"name a script before {shlex.join(args.task_argv)}")
     available = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
     if not available:
         raise UsageError(f"no figure has trials at --scale {args.scale}")
     if set(names) - {name for _, name in available}:
         choices = ", ".join(name for _, name in available)
         raise UsageError(f"no such figure at --scale {args.scale}; choose from: {choices}")
-    lines = []
+    lines, error = [], UsageError(f"no finished trials at --scale {args.scale} in {args.out}")
     for task_class, name in available:
         if not names or name in names:
             try:
-                lines += section(task_class, name, load(task_class, name, args), args)
+                results = load_results(task_class, name, args)
             except UsageError as why:  # no trial has these flags
                 error = why
+                continue
+            if names or finished_of(results):
+                lines += section(task_class, name, results, args)
     if not lines:
         raise error
     print(LEGEND, *lines, sep="\n")
     if args.brief:
         argv = [Path(sys.argv[1]).name, *sys.argv[2:]]
         argv.remove("--brief")
-        print(f"All metrics: python report.py {shlex.join(argv)}")
+        print(f"More metrics: python report.py {shlex.join(argv)}")
 
 
 if __name__ == "__main__":

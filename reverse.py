@@ -48,12 +48,12 @@ class Reverse(Task):
         return self.batch_with_commands(rows, rows.flip(1))
 
     def test_rows(self, device):
-        """Draw held-out integers (N, L) from one stream per L, as variable_length.py does."""
+        """Draw the held-out integers (N, L) that variable_length.py draws for length L."""
         return super().test_rows(device, self.length)
 
 
 # -- Fig. 2: larger vocabularies (vocab: K; length: L; other flags keep the scale's defaults)
-def model_grid(gru_vocab, vocab, s4d_iterations=10_000, **flags):
+def grid_per_model(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     """Return a desk-scale grid: K from `gru_vocab` for the GRU, from `vocab` for the others."""
     flags["pe"] = WITH_CONSTANT
     s4d = flags | dict(model="s4d", iterations=s4d_iterations, lr=1e-2)
@@ -64,15 +64,15 @@ def model_grid(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     )
 
 
-DESK_GRID = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
-LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in DESK_GRID
+FIG2_DESK = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
+LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in FIG2_DESK
 CLAIM_FAMILY = "A larger vocabulary (reversal, L = 32)"
 Reverse.figures["fig2"] = Figure(
     "Reverse ordering",
     {
         "paper": cross(model="gru", pe=NONE_AND_PE, vocab=[32, 64, 128, 256])
         + cross(model=["lstm", "s4d"], pe=NONE_AND_PE, vocab=[2**n for n in range(8, 15)]),
-        "desk": model_grid(**DESK_GRID, seed=FRESH_SEEDS),
+        "desk": grid_per_model(**FIG2_DESK, seed=FRESH_SEEDS),
         "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=NONE_AND_PE),
         "smoke": cross(model=["gru", "lstm", "s4d"], pe=NONE_AND_PE, vocab=[8, 16], seed=0),
     },
@@ -136,7 +136,7 @@ def training_budget_grid(pe="none", iterations=300_000, batch=512, **flags):
     return trials + cross(**flags, pe="none", iterations=iterations, batch=2 * batch)
 
 
-def compare_training(iterations, batch):
+def compare_budgets(iterations, batch):
     """Return contrasts of no PE at 2x with no PE at 1x, and of PE at 1x with no PE at 2x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
@@ -157,7 +157,7 @@ Reverse.figures["section4.1"] = Figure(
         + training_budget_grid(model="s4d", vocab=16384),
         "desk": training_budget_grid(WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM),
     },
-    contrasts=compare_training(300_000, 512) + compare_training(30_000, 64),
+    contrasts=compare_budgets(300_000, 512) + compare_budgets(30_000, 64),
     x=("pe", "iterations", "batch"),
 )
 

@@ -28,7 +28,7 @@ from dual_frequency import (
     AMONG_RARE,
     CONDITIONS,
     FIG3,
-    FIG3_FRESH_SEEDS,
+    FIG3_FRESH,
     DualFrequency,
 )
 from reverse import CLAIM_FAMILY
@@ -62,7 +62,7 @@ def stability(model, a, b, target, chunk_size=64):
     need 1 GiB.
     """
     s4d = isinstance(model.layer, common.S4D)
-    similarity = s4d_similarity if s4d else recurrent_similarity
+    similarity = s4d_stability if s4d else recurrent_stability
     # The layer's input is by_token[token] + by_step[step]: (K+1, G), (T, G)
     by_token, by_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
     similarities = []
@@ -81,19 +81,19 @@ def weighted_cosine(inner):
 
 
 # -- GRU and LSTM: product of step Jacobians, from the output step to the target
-def recurrent_similarity(layer, inputs, target):
+def recurrent_stability(layer, inputs, target):
     """Return GRU or LSTM stability (P,) from gate inputs (T, S, G)."""
     cell, weight, bias = recurrent_parameters(layer)
     sequences, H = inputs.shape[1], layer.hidden_size
     parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
     state = inputs.new_zeros(parts, sequences, H)
-    grads = []  # per step: d new[k] / d (Wh, state[0]) for each k
+    grads = []  # per step: d new[k] / d (product, state[0]) for each k
     for x in inputs:
-        Wh = F.linear(state[-1], weight)
-        # Given Wh, a step is elementwise: the sum's gradient holds all derivatives
+        product = F.linear(state[-1], weight)
+        # Given product, a step is elementwise: the sum's gradient holds all derivatives
         with torch.enable_grad():
-            leaves = Wh.requires_grad_(), state[0].requires_grad_()
-            new = cell.update(*cell.preactivations(x, Wh, bias), leaves[1])[-parts:]
+            leaves = product.requires_grad_(), state[0].requires_grad_()
+            new = cell.update(*cell.preactivations(x, product, bias), leaves[1])[-parts:]
             grads.append([torch.autograd.grad(z.sum(), leaves, retain_graph=True) for z in new])
         state = [part.detach() for part in new]
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), z: state
@@ -113,14 +113,14 @@ def recurrent_similarity(layer, inputs, target):
 
 def chain_step(J, grads, weight):
     """Multiply J = d h_out / d (new state) by one step's Jacobian: d h_out / d (old state)."""
-    back, H = torch.zeros_like(J), J.shape[-1]
-    for part, (d_Wh, d_state) in zip(J, grads):
+    J_old, H = torch.zeros_like(J), J.shape[-1]
+    for part, (d_product, d_state) in zip(J, grads):
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(grad) W
-        for grad, W in zip(d_Wh.split(H, 1), weight.split(H)):
+        for grad, W in zip(d_product.split(H, 1), weight.split(H)):
             M.addcmul_(grad[:, :, None], W)
-        back[-1].baddbmm_(part, M)  # only h is multiplied by W
-        back[0].addcmul_(part, d_state[:, None])
-    return back
+        J_old[-1].baddbmm_(part, M)  # only h is multiplied by W
+        J_old[0].addcmul_(part, d_state[:, None])
+    return J_old
 
 
 def rescale(J):
@@ -133,7 +133,7 @@ def rescale(J):
 
 
 # -- S4D: a linear recurrence, so Jacobians differ only in the output step's nonlinearity
-def s4d_similarity(layer, inputs, target):
+def s4d_stability(layer, inputs, target):
     """Return S4D stability (P,): J[i, (h, n)] = M[i, h] w[h, n]; all sequences share w.
 
     M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input, and p and q
@@ -173,9 +173,13 @@ class Stability(DualFrequency):
 
     name, result_file = "stability", "stability.json"
     flags = (
-        Flag("model", "lstm", "the layer", choices=("gru", "lstm", "s4d")),
+        Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm", "s4d")),
         Flag(
-            "pairs", 1024, "pairs in total, over 4 conditions", at_least=4, affects_result=False
+            "pairs",
+            1024,
+            "pairs in total, over 4 conditions",
+            at_least=4,
+            identifies_trial=False,
         ),
         Flag(
             "target",
@@ -183,9 +187,9 @@ class Stability(DualFrequency):
             "target step (default: 1; s4d: 23 L / 64)",
             int,
             at_least=1,
-            affects_result=False,
+            identifies_trial=False,
         ),
-        Flag("train", False, "train the trial first if needed", affects_result=False),
+        Flag("train", False, "train the trial first if needed", identifies_trial=False),
     )
 
     @classmethod
@@ -206,7 +210,7 @@ class Stability(DualFrequency):
         a = self.args
         if a.pairs % len(CONDITIONS):
             raise UsageError(f"--pairs {a.pairs} is not a multiple of 4, for 4 conditions")
-        if not common.ENCODINGS[a.pe].supports_fast:
+        if not common.ENCODINGS[a.pe].has_fast:
             raise UsageError(f"--pe {a.pe} is not supported here")
         if not 0 < a.snapshot_every <= a.iterations:
             raise UsageError(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
@@ -239,20 +243,21 @@ class Stability(DualFrequency):
         engine = machine.Engine("torch", deterministic=args.deterministic)
         machine.set_torch_options(engine, device, args.hidden)  # training may have set others
         started = time.perf_counter()
-        model = self.model().to(device)
+        model = self.make_model().to(device)
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         by_condition = {condition: {} for condition in CONDITIONS}
+        print("stability:", *CONDITIONS)
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
             with files.prefix_errors(path):
-                files.require_flags(snapshot["config"], self.source_trial.config)
+                files.require_same_flags(snapshot["config"], self.source_trial.config)
                 model.load_state_dict(snapshot["model"])
             per_pair = stability(model, a, b, args.target)
             means = per_pair.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
                 by_condition[condition][iteration] = mean
-            print(f"snapshot {iteration}:", *[f"{mean:.4f}" for mean in means])
+            print(f"iteration {iteration}:", *[f"{mean:.4f}" for mean in means])
         return {
             "by_condition": by_condition,
             "task": self.name,
@@ -262,7 +267,7 @@ class Stability(DualFrequency):
 
 
 # -- Fig. 5
-def over_snapshots(result, conditions):
+def mean_stability(result, conditions):
     """Return the conditions' mean stability at each snapshot."""
     by_condition = result.metrics["by_condition"]
     return np.mean([list(by_condition[c].values()) for c in conditions], axis=0)
@@ -270,7 +275,7 @@ def over_snapshots(result, conditions):
 
 def gaps(result):
     """Return the gap in stability, Frequent - Rare disturbants, at each snapshot."""
-    return over_snapshots(result, AMONG_FREQUENT) - over_snapshots(result, AMONG_RARE)
+    return mean_stability(result, AMONG_FREQUENT) - mean_stability(result, AMONG_RARE)
 
 
 def initial_gap_excess(result):
@@ -279,7 +284,7 @@ def initial_gap_excess(result):
     return by_snapshot[0] - by_snapshot.mean()
 
 
-def by_iteration(result):
+def snapshot_curves(result):
     for condition, values in result.metrics["by_condition"].items():
         panel = f"{name_model(result.flags['model'])}, {condition}"
         points = {int(iteration): value for iteration, value in values.items()}
@@ -287,12 +292,12 @@ def by_iteration(result):
 
 
 METRICS = {
-    "stability among Rare disturbants": lambda x: over_snapshots(x, AMONG_RARE)[-1],
-    "stability among Frequent disturbants": lambda x: over_snapshots(x, AMONG_FREQUENT)[-1],
+    "stability among Rare disturbants": lambda x: mean_stability(x, AMONG_RARE)[-1],
+    "stability among Frequent disturbants": lambda x: mean_stability(x, AMONG_FREQUENT)[-1],
     "stability: Frequent - Rare disturbants": lambda x: gaps(x)[-1],
 }
 OPTIONS = dict(
-    curves=by_iteration,
+    curves=snapshot_curves,
     x="iteration of the snapshot",
     y="stability",
 )
@@ -306,7 +311,7 @@ Stability.figures["fig5"] = Figure(
 )
 Stability.figures["fig5-fresh"] = Figure(
     "Gradient stability, seeds 5 to 10",
-    FIG3_FRESH_SEEDS,
+    FIG3_FRESH,
     METRICS,
     claims=(
         Claim(CLAIM_FAMILY, "stability among Rare disturbants", dict(model="lstm", vocab=256)),

@@ -79,7 +79,7 @@ from suite.figures import (
     Figure,
     Result,
     as_measure,
-    with_flags,
+    matching,
 )
 from variable_length import VariableLength
 
@@ -377,7 +377,7 @@ def test_data_are_those_of_the_committed_trials():
 
 def encoding_of(words):
     torch.manual_seed(0)
-    return task_of(f"--vocab 9 --hidden 3 {words}").model().encoding
+    return task_of(f"--vocab 9 --hidden 3 {words}").make_model().encoding
 
 
 def waves(steps, size):
@@ -558,7 +558,7 @@ def test_training_is_plain_adam():
     rates = 0.004, 0.008, 0.012, 0.009, 0.003, 0  # half a cosine after a warm-up of three
     task = task_of(words, build=True)
     torch.manual_seed(3)
-    model = task.model()
+    model = task.make_model()
     means = train_plainly(task, model, rates).reshape(3, 2, 2).mean(1)
     ends(0, words)
     wanted = np.column_stack([[2, 4, 6], means, rates[1::2]])
@@ -631,7 +631,7 @@ def test_held_out_rows_are_never_trained_on_and_others_have_their_probability():
         assert probability > 0.1 and abs(task.held_out_probability(rows) - probability) < 1e-12
         with mock.patch.object(task, "make_batch", torch.clone):  # so that a batch is its rows
             trained = torch.cat([task.training_batch(i) for i in range(1, 41)])
-            task.test_set.draws = 1  # what it refuses is the fallback row now
+            task.test_set.n_candidates = 1  # what it refuses is the fallback row now
             spared = task.training_batch(1)
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))
@@ -690,7 +690,7 @@ def test_evaluation_by_hand():
     """Held-out metrics, also by length, and by condition and position."""
     for script, flags in BATTERY:
         task = task_of(f"--scale smoke --held-out 64 --batch 7 {flags}", script, build=True)
-        model = task.model()
+        model = task.make_model()
         loss, right, counts = evaluate_by_hand(model, task.test_batch())
         metrics = task.evaluate(model, PLAIN)
         accuracy = metrics["accuracy" if script is Predecessor else "token_accuracy"]
@@ -709,7 +709,7 @@ def compare_engines(words, script=Reverse):
     torch.manual_seed(0)
     words = f"--vocab 8 --batch 7 --hidden 10 --embed 6 --held-out 20 {words}"
     task = task_of(words, script, build=True)
-    model, batch = task.model().double(), task.training_batch(1)
+    model, batch = task.make_model().double(), task.training_batch(1)
     loss, right, counts = evaluate_by_hand(model, batch)
     wanted = torch.autograd.grad(loss, model.parameters())
     for engine in PLAIN, FAST:
@@ -1042,7 +1042,7 @@ def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
     assert wait(child) == 0
     assert re.search(rb"\r *\d+%  \S+ left  train accuracy .*\r", said)
     log = ends(0, f"{words} --overwrite")
-    assert "iteration 100/400" in log and "\r" not in log
+    assert "100/400" in log and "\r" not in log
 
 
 # -- Flags; many trials
@@ -1309,7 +1309,7 @@ def test_the_time_left_of_all_comes_from_each_trials_own_progress():
         trial.folder.mkdir(parents=True)
         content = dict(fraction=fraction, accuracy=0.5, duration=100)
         (trial.folder / "progress.json").write_text(json.dumps(content))
-        assert jobs.format_time_left(trials, progress, 2) == f", {left} left"
+        assert jobs.refresh_time_left(trials, progress, 2) == f", {left} left"
 
 
 def read_last_rows():
@@ -1378,7 +1378,7 @@ def make_results(cells):
             result = Result(flags | {"seed": seed})
             if accuracy is not None:
                 config = {"vocab": 16} | result.flags
-                result = result._replace(config=config, values={"token accuracy": accuracy})
+                result = result._replace(config=config, by_label={"token accuracy": accuracy})
             found.append(result)
     return found
 
@@ -1394,7 +1394,7 @@ def lines_of(results, **options):
     figure = Figure("", {}, **options)
     measures = [*map(as_measure, figure.metrics), *figure.summaries]
     found = []
-    for part in tables.describe, tables.means_table, tables.contrast_table:
+    for part in tables.caption_parts, tables.means_table, tables.contrast_table:
         found += part(figure, results, measures)
     return [re.sub(" {2,}", "|", line) for line in found]
 
@@ -1467,7 +1467,7 @@ def test_summaries_over_the_vocabulary_by_hand():
         runs = of_vocabularies({4: a, 8: b, 16: c})
         close(K95.of(runs), wanted, 1e-9)
         assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
-    del runs[-1].values["token accuracy"]
+    del runs[-1].by_label["token accuracy"]
     assert K95.of(runs) is None, "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
     close(MEAN_ACCURACY.of(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
@@ -1565,15 +1565,15 @@ def readme_cells(results, **flags):
     """README's table cells: mean token accuracies of no PE, the control and PE."""
     cells = []
     for pe in WITH_CONSTANT:
-        found = with_flags(results, dict(pe=pe, **flags))
-        cells.append(f"{np.mean([result.values['token accuracy'] for result in found]):.0%}")
+        found = matching(results, dict(pe=pe, **flags))
+        cells.append(f"{np.mean([result.by_label['token accuracy'] for result in found]):.0%}")
     return "|".join(cells)
 
 
 def test_the_readmes_numbers_are_those_of_the_committed_results():
     def load(figure):
         args = argparse.Namespace(scale="desk", out=HERE / "results", task_argv=[])
-        return report.load(beyond.Beyond, figure, args)
+        return report.load_results(beyond.Beyond, figure, args)
 
     readme = README.replace("**", "").replace(r"\*", "")
     short, long, equal = map(load, ("fig2-all", "fig2-end", "long-equal"))
@@ -1611,7 +1611,7 @@ def test_the_readmes_example_is_that_of_the_committed_results():
     words = f"'{HERE}/reverse.py' fig2 --scale quick --brief --out '{HERE}/results'"
     *_, header, first, second, last = make_report(words).splitlines()
     assert f"{header}\n{first}\n{second}" in README
-    assert last.startswith("All metrics: python report.py reverse.py fig2 --scale quick")
+    assert last.startswith("More metrics: python report.py reverse.py fig2 --scale quick")
 
 
 def find_code(language):
@@ -1628,7 +1628,7 @@ def test_readmes_encoding_is_compared_and_its_model_loaded():
         assert code == 0 and not err, out + err
     task = task_of(SMOKE)
     ends(0, SMOKE)
-    model, test = task.trained_model(), task.test_batch()
+    model, test = task.load_model(), task.test_batch()
     accuracy = (model(test).argmax(-1).T == test.targets).double().mean()
     close(accuracy, read_json(task.folder / "result.json")["metrics"]["token_accuracy"], 1e-6)
 
@@ -1739,7 +1739,7 @@ def test_stability_of_a_trial():
     folder = folder_in()
     before, path = outcome(folder), folder / "stability.json"
     found = read_json(path)["by_condition"]
-    model = task_of(words, Stability).model().double()
+    model = task_of(words, Stability).make_model().double()
     model.load_state_dict(load_last()["model"])
     wanted = plain_stability(model, *stability.draw_pairs(3, 8, 8, 3, 2), 3)
     assert list(found) == dual_frequency.CONDITIONS
@@ -1817,12 +1817,12 @@ def test_transformer_is_the_plain_one():
 def test_perplexity_of_a_text():
     write_shakespeare()
     task = task_of(f"{SMOKE} --batch 300 --context 5", Shakespeare, build=True)
-    tokens = torch.tensor([task.types.index(x) for x in TEXT])
+    tokens = torch.tensor([task.vocabulary.index(x) for x in TEXT])
     train, valid = tokens[:10_800].unfold(0, 6, 1), tokens[10_800:].unfold(0, 6, 5)  # 90%, 10%
     drawn = task.training_batch(1)
     windows = torch.cat([drawn.inputs, drawn.targets[:, -1:]], 1)
     assert set(map(tuple, windows.tolist())) <= set(map(tuple, train.tolist()))
-    model = task.model()
+    model = task.make_model()
     batch = common.Batch(valid[:, :5], valid[:, 1:], slice(None))
     logits = model.readout(model.features(batch)).double()  # (T, B, K)
     perplexity = F.cross_entropy(logits.permute(1, 2, 0), batch.targets).exp()
@@ -1900,7 +1900,7 @@ def test_packed_paragraphs_equal_those_read_one_by_one():
     predicting = len(PIECES) - 1  # of one piece nothing is predicted
     for kind, pe in cases:
         task = lm_task(f"--model {kind} --pe {pe} --batch {predicting}")
-        model, batch = task.model().double(), task.training_batch(1)  # an epoch
+        model, batch = task.make_model().double(), task.training_batch(1)  # an epoch
         batches = batch, lm_wikitext.pad_to_few_sizes(batch, 32, 40)
         for engine in PLAIN, FAST:
             check_packed(task, model, engine, batches)
@@ -2054,7 +2054,7 @@ def test_cuda_gradients_are_those_of_double_precision():
     sizes = "--length 16 --batch 250 --hidden 256 --embed 256"
     for kind, vocab in product((*PAPER_MODELS, "mamba"), (300, 2000)):
         task = task_of(f"{sizes} --model {kind} --vocab {vocab}", build=True)
-        model, batch = task.model().double(), task.training_batch(1)
+        model, batch = task.make_model().double(), task.training_batch(1)
         loss, _, wanted = gradients(model, batch, PLAIN.features)
         there = batch._replace(inputs=batch.inputs.cuda(), targets=batch.targets.cuda())
         model.zero_grad()  # else .cuda() would take along the gradients that are wanted

@@ -38,18 +38,18 @@ class VariableLength(Reverse):
 
     def check(self):
         if self.args.min_length > self.length:
-            raise UsageError(f"--min-length must be at most --length {self.length}")
+            raise UsageError(f"--min-length exceeds --length {self.length}")
         super().check()
 
-    def lengths(self):
+    def input_lengths(self):
         """Return all input lengths, which are equally likely."""
         return range(self.args.min_length, self.length + 1)
 
     def draw(self, rng_key, shape):
         """Draw rows of random length, padded with commands to (*shape, L)."""
         rows = super().draw(rng_key, shape)
-        length_key = splitmix64_mix(rng_key)
-        extra = uniform_integers(length_key, (*shape, 1), len(self.lengths()))
+        length_key = splitmix64_mix(rng_key)  # independent of rng_key
+        extra = uniform_integers(length_key, (*shape, 1), len(self.input_lengths()))
         lengths = self.args.min_length + extra
         padding = torch.arange(self.length, device=rows.device) >= lengths
         return rows.masked_fill(padding, self.vocab)
@@ -64,7 +64,7 @@ class VariableLength(Reverse):
 
     def test_rows(self, device):
         """Draw --held-out rows of each length in turn, (N, L)."""
-        return torch.cat([self.test_rows_of_length(n, device) for n in self.lengths()])
+        return torch.cat([self.test_rows_of_length(n, device) for n in self.input_lengths()])
 
     def test_rows_of_length(self, length, device):
         """Draw the --held-out rows of one length, (N, L), independently of other lengths."""
@@ -78,22 +78,22 @@ class VariableLength(Reverse):
 
     def held_out_probability(self, rows):
         """Return the probability of drawing a held-out row, averaged over lengths."""
-        total = sum(self.vocab**-n for n in self.lengths())
-        return self.args.held_out * total / len(self.lengths())
+        total = sum(self.vocab**-n for n in self.input_lengths())
+        return self.args.held_out * total / len(self.input_lengths())
 
-    def task_metrics(self, metrics, correct):
+    def adjust_metrics(self, metrics, correct):
         """Add token accuracy by length to the metrics."""
-        correct = correct.reshape(len(self.lengths()), -1, self.length)
-        by_length = {n: float(r[:, :n].mean()) for n, r in zip(self.lengths(), correct)}
+        correct = correct.reshape(len(self.input_lengths()), -1, self.length)
+        by_length = {n: float(r[:, :n].mean()) for n, r in zip(self.input_lengths(), correct)}
         return metrics | {"by_length": by_length}
 
 
 # -- Figs. 11 and 14; at desk scale, lengths are 16 to 32 and the model is smaller
-SMALL = dict(length=32, hidden=64, embed=64, lr=2e-2, vocab=16)
-SMALL_LSTM = dict(model="lstm", iterations=3000, **SMALL)
+SMALL_REVERSAL = dict(length=32, hidden=64, embed=64, lr=2e-2, vocab=16)
+SMALL_REVERSAL_LSTM = dict(model="lstm", iterations=3000, **SMALL_REVERSAL)
 
 
-def by_length(result):
+def length_curves(result):
     """Yield token accuracy over input length, as one curve."""
     points = {int(n): accuracy for n, accuracy in result.metrics["by_length"].items()}
     yield name_model(result.flags["model"]), result.flags["pe"], points
@@ -103,17 +103,17 @@ VariableLength.figures["fig11"] = Figure(
     "Variable length",
     {
         "paper": cross(pe=NONE_AND_PE, **PAPER_LSTM, min_length=32),
-        "desk": cross(**SMALL_LSTM, pe=WITH_DUP, min_length=16),
+        "desk": cross(**SMALL_REVERSAL_LSTM, pe=WITH_DUP, min_length=16),
     },
     ACCURACY_AND_EDITS,
     x="input length",
-    curves=by_length,
+    curves=length_curves,
 )
 VariableLength.figures["fig14"] = Figure(
     "Other encodings, variable length",
     {
         "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
-        "desk": cross(**SMALL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
+        "desk": cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
     },
     contrasts=compare_random_and_learned("dup"),
     x="pe",

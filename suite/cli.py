@@ -20,17 +20,17 @@ import common
 from common import UsageError
 from suite import files, jobs, machine, stop, training
 from suite.figures import cross
-from suite.task import FLAGS, Flag
+from suite.task import FLAGS, Flag, parse_bands, parse_seeds
 
 EXECUTION_FLAGS = [
     Flag("out", "runs", "output folder for all trials"),
-    Flag("overwrite", False, "delete the trial's results and retrain"),
+    Flag("overwrite", False, "delete the trial's checkpoints and results, then retrain"),
     Flag("evaluate", False, "re-evaluate a finished trial: recompute result.json from last.pt"),
     Flag("save_every", 5000, "iterations between checkpoints", at_least=1),
     Flag(
         "snapshot_every",
         None,
-        "iterations between weight snapshots (default: 0, none; dual_frequency.py: 5000)",
+        "iterations between weight snapshots (default: 0, none; Fig. 3: up to 5000)",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv", at_least=1),
@@ -60,7 +60,11 @@ EXECUTION_FLAGS = [
     ),
     Flag("index", None, "run or list only the n-th trial, from 0 (for SLURM arrays)", int),
 ]
-EXECUTION_FLAGS = [flag._replace(affects_result=False) for flag in EXECUTION_FLAGS]
+EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
+
+
+EXIT_CODES = "exit codes: 0 done, 1 failed, 2 wrong flags, 3 diverged, 73 in use, 75 stopped"
+METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"}
 
 
 # -- Parsing and formatting flags
@@ -82,20 +86,21 @@ def parse(task_class, argv):
     experiment = parser.add_argument_group("experiment")
     execution = parser.add_argument_group("execution")
     experiment.add_argument(
-        "--scale", choices=task_class.scales, help="preset (default: paper)"
+        "--scale", choices=task_class.scales, help="preset sizes, see below (default: paper)"
     )
     for name, flag in flags_of(task_class).items():
         if name not in task_class.unused_flags:
-            add_flag(experiment if flag.affects_result else execution, flag)
-    figure = dict(nargs="?", choices=task_class.figures)
+            add_flag(experiment if flag.identifies_trial else execution, flag)
+    figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     execution.add_argument(
         "--list",
-        help="print commands of a figure's trials (no name: all figures), filtered by flags",
+        help="print the commands of a figure's trials (no FIGURE: all figures); flags that they "
+        "set select among them, other flags apply to all",
         **figure,
     )
     execution.add_argument(
         "--all",
-        help="train a figure's trials (no name: all figures), filtered by flags; then report",
+        help="run these trials in parallel, then print a table",
         **figure,
     )
     return vars(parser.parse_args(argv))
@@ -110,14 +115,19 @@ def flags_of(task_class):
 
 
 def epilog_lines(task_class):
-    """Yield lines that explain the values of --scale and --pe."""
+    """Yield lines that explain the values of --scale, --pe and --list, and exit codes."""
     for name, flags in task_class.scales.items():
         order = [k for k in flags_of(task_class) if k not in task_class.unused_flags]
         flags = {k: flags[k] for k in order if k in flags}
+        flags = {} if name == "paper" else flags
         yield f"--scale {name}: {shlex.join(format_flags(flags)) or 'the defaults above'}"
     if "pe" not in {flag.name for flag in task_class.flags}:
         for name, encoding in common.ENCODINGS.items():
             yield f"--pe {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
+    for name, figure in task_class.figures.items():
+        sizes = [f"{scale} {len(rows)}" for scale, rows in figure.grids.items()]
+        yield f"--list {name}: {figure.title} (trials: {', '.join(sizes)})"
+    yield EXIT_CODES
 
 
 def add_flag(group, flag):
@@ -125,7 +135,7 @@ def add_flag(group, flag):
     options = dict(action="store_true")
     if flag.default is not False:
         kind = flag.type or type(flag.default)
-        metavar = {int: "N", float: "X"}.get(kind)
+        metavar = METAVARS.get(kind)
         options = dict(type=kind, choices=flag.choices, metavar=metavar)
     group.add_argument(option_string(flag.name), help=flag.help + shown, **options)
 
@@ -161,8 +171,8 @@ def make_task(task_class, flags):
     """Return the task of one trial; flags that are None or missing take their defaults."""
     known = flags_of(task_class)
     paper = {name: flag.default for name, flag in known.items()}
-    scale = task_class.scales[flags.get("scale", "paper")]
-    args = argparse.Namespace(**paper | scale | flags)
+    preset = task_class.scales[flags.get("scale", "paper")]
+    args = argparse.Namespace(**paper | preset | flags)
     if isinstance(args.seed, range):
         raise UsageError("--seed accepts a range only with --list, --all and report.py")
     if args.overwrite and args.evaluate:
@@ -173,7 +183,7 @@ def make_task(task_class, flags):
         if isinstance(value, int | float) and not flag.at_least <= value < flag.below:
             bounds = f"must be at least {flag.at_least} and below {flag.below:,}"
             raise UsageError(f"{option_string(name)} {value}: {bounds}")
-        if flag.affects_result and name not in task_class.unused_flags:
+        if flag.identifies_trial and name not in task_class.unused_flags:
             recorded.add(name)
     defaults = paper | task_class.defaults(args)
     for name, default in defaults.items():
@@ -182,12 +192,12 @@ def make_task(task_class, flags):
         if name in task_class.omitted_at_default and getattr(args, name) == default:
             recorded.remove(name)
     config = {name: getattr(args, name) for name in sorted(recorded)}
-    task = task_class(args, config, name_folder(task_class, args, config, defaults))
+    task = task_class(args, config, trial_folder(task_class, args, config, defaults))
     task.check()
     return task
 
 
-def name_folder(task_class, args, config, defaults):
+def trial_folder(task_class, args, config, defaults):
     """Return OUT/TASK/MODEL-PE-K..-L..[-flag=value for each non-default flag]/seedN."""
     parts = [f"{prefix}{config[flag]}" for flag, prefix in task_class.folder_prefixes.items()]
     for flag, value in config.items():
@@ -201,18 +211,20 @@ def name_folder(task_class, args, config, defaults):
 
 
 # -- Trials of a figure
-def trials_of_figure(task_class, given, figure):
+def trials_of_figure(task_class, given, figure_name):
     """Return the jobs.Trials of a figure (None: of all figures), without duplicates.
 
     Given flags select rows by value; flags that a row lacks are added to its trials. Given
     seeds replace the rows' seeds, and --index selects one trial.
     """
     scale, trials = given.get("scale", "paper"), {}
-    names = [figure] if figure else task_class.figures
+    names = [figure_name] if figure_name else task_class.figures
     rows = [row for name in names for row in task_class.figures[name].grids.get(scale, [])]
-    subject = f"{figure or task_class.script()} at --scale {scale}"
+    subject = f"{figure_name or task_class.script()} at --scale {scale}"
     if not rows:
-        raise UsageError(f"{subject} has no trials")
+        figures = [task_class.figures[name] for name in names]
+        scales = dict.fromkeys(s for x in figures for s, rows in x.grids.items() if rows)
+        raise UsageError(f"{subject} has no trials (scales with trials: {', '.join(scales)})")
     for row in rows:
         if any(given.get(k, x) != x for k, x in row.items() if k != "seed"):
             continue
@@ -251,10 +263,7 @@ def dispatch(task_class):
     if not given.keys() & {"list", "all"}:
         if "index" in given:
             raise UsageError("--index requires --all or --list")
-        task = make_task(task_class, given)
-        if warning := cpu_warning(task, given):
-            print(f"warning: {warning}")
-        return run_one(task)
+        return run_one(make_task(task_class, given), given)
     trials = trials_of_figure(task_class, given, given.get("list", given.get("all")))
     if "list" in given:
         for trial in trials:
@@ -262,7 +271,7 @@ def dispatch(task_class):
         return 0
     if "index" in given:
         sys.argv[1:] = trials[0].argv  # recorded in result.json
-        return run_one(trials[0].task)
+        return run_one(trials[0].task, given)
     if warning := cpu_warning(trials[0].task, given):
         raise UsageError(f"{len(trials)} trials: {warning}; to force: pass --scale paper")
     return run_many(task_class, given, trials)
@@ -277,7 +286,9 @@ def cpu_warning(task, given):
         return f"paper scale needs a GPU ({time}); smaller scales: {smaller}"
 
 
-def run_one(task):
+def run_one(task, given):
+    if warning := cpu_warning(task, given):
+        print(f"warning: {warning}")
     task.setup()
     return task.run() if task.run else training.train(task)
 
@@ -288,13 +299,12 @@ def run_many(task_class, given, trials):
         trial.task.setup()
     first = trials[0].task
     first.prepare_data("cpu")  # likewise report flags that leave no training data
-    gpus = machine.job_slots(first.args)
+    slots = machine.job_slots(first.args)
     script = sys.modules[task_class.__module__].__file__
     with stop.deferred():  # a pending signal takes effect at its end
-        code = jobs.run(script, trials, first.args.jobs or len(gpus), gpus)
+        code = jobs.run(script, trials, first.args.jobs or len(slots), slots)
     report = Path(__file__).parents[1] / "report.py"
-    figure = [given["all"]] if given["all"] else []
-    words = [script, *figure, *format_flags(given), "--brief"]
+    words = [script, *filter(None, [given["all"]]), *format_flags(given), "--brief"]
     subprocess.run([sys.executable, report, *words], check=False)
     return code
 

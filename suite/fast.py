@@ -86,16 +86,16 @@ def s4d_features(layer, by_token, by_step, tokens, steps, compiled):
 
 
 # -- The models
-def project_inputs(model, embedded, n_steps):
+def project_inputs(model, embeddings, n_steps):
     """Project embeddings (U, E) and time steps -> by_token (U, G), by_step (n_steps, G)."""
     weight, bias = input_projection(model.layer)
     vectors = model.encoding.vectors(n_steps)
-    E = embedded.shape[1]
+    E = embeddings.shape[1]
     if vectors is None:  # no PE; dup reads the embedding twice
         weight = weight.unflatten(1, (-1, E)).sum(1)
-        return F.linear(embedded, weight), bias.expand(n_steps, -1)
+        return F.linear(embeddings, weight), bias.expand(n_steps, -1)
     # --combine add: both slices are the whole weight
-    by_token = F.linear(embedded, weight[:, :E])
+    by_token = F.linear(embeddings, weight[:, :E])
     by_step = F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
     return by_token, by_step
 
@@ -109,12 +109,12 @@ def features(model, batch, compiled):
         B, T = inputs.shape
         sizes = [B] * T
         inputs = inputs[:, : T - n_commands].T  # (T - n_commands, B)
-    embedded, tokens = model.embedding.weight, inputs
+    embeddings, tokens = model.embedding.weight, inputs
     if inputs.is_cpu:  # on a GPU, torch.unique would synchronise with the host
         used, tokens = inputs.unique(return_inverse=True)
-        used = F.pad(used, (0, 1), value=len(embedded) - 1)  # and the command, which is last
-        embedded = model.embedding(used)
-    by_token, by_step = project_inputs(model, embedded, len(sizes))
+        used = F.pad(used, (0, 1), value=len(embeddings) - 1)  # and the command, which is last
+        embeddings = model.embedding(used)
+    by_token, by_step = project_inputs(model, embeddings, len(sizes))
     if n_commands:
         by_step = torch.cat([by_step[:-n_commands], by_step[-n_commands:] + by_token[-1]])
     if isinstance(model.layer, common.S4D):

@@ -35,8 +35,8 @@ class Measure(NamedTuple):
     def of(self, results):
         """Return the value; None if trials are missing, or fewer than three for a summary."""
         if not self.over:
-            return results[0].values.get(self.label)
-        complete = all("token accuracy" in result.values for result in results)
+            return results[0].by_label.get(self.label)
+        complete = all("token accuracy" in result.by_label for result in results)
         return self.compute(results) if complete and len(results) > 2 else None
 
 
@@ -114,7 +114,7 @@ class Result(NamedTuple):
     folder: Path | None = None
     seconds: float = 0.0  # training time
     processes: tuple = ()  # provenance of each process that trained it
-    values: dict = {}  # {label: value} of Figure.metrics, where available
+    by_label: dict = {}  # {label: value} of Figure.metrics, where available
     curves: tuple = ()  # those of Figure.curves
 
     @property
@@ -140,9 +140,9 @@ def measurements(results, measure):
     return [Measurement(dict(shared), measure.of(group)) for shared, group in groups.items()]
 
 
-def with_flags(trials, flags):
+def matching(items, flags):
     """Return the Results or Measurements with these flags; None matches a missing flag."""
-    return [x for x in trials if all(x.flags.get(f) == value for f, value in flags.items())]
+    return [x for x in items if all(x.flags.get(f) == value for f, value in flags.items())]
 
 
 def finished_of(results):
@@ -193,7 +193,7 @@ class CensoredAbove(float):
 
 def accuracies_over(flag, results):
     """Return the flag's values, in ascending order, and the token accuracy at each."""
-    return zip(*sorted((r.flags[flag], r.values["token accuracy"]) for r in results))
+    return zip(*sorted((r.flags[flag], r.by_label["token accuracy"]) for r in results))
 
 
 def crossing(xs, ys, threshold):
@@ -231,7 +231,7 @@ def speed_up(label, log2_ratio):
     """
 
     def compute(results):
-        none, sin = with_flags(results, dict(pe="none")), with_flags(results, dict(pe="sin"))
+        none, sin = matching(results, dict(pe="none")), matching(results, dict(pe="sin"))
         if not none or not sin:
             return None  # one arm is not selected
         budgets, no_pe = accuracies_over("iterations", none)

@@ -26,8 +26,8 @@ class Corrupt(Exit):
 
 
 # -- Writing and reading
-def write(path, content, keep=None, durable=True):
-    """Write `path` atomically, with fsync if `durable`; rename the old file to `keep`."""
+def write(path, content, keep_as=None, durable=True):
+    """Write `path` atomically, with fsync if `durable`; rename the old file to `keep_as`."""
     require_lock(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -36,8 +36,8 @@ def write(path, content, keep=None, durable=True):
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        if keep and path.exists():
-            os.replace(path, keep)
+        if keep_as and path.exists():
+            os.replace(path, keep_as)
         os.replace(temporary, path)
         if durable:
             folder = os.open(path.parent, os.O_RDONLY)
@@ -74,15 +74,16 @@ def read_json(path):
         return content
 
 
-def save(path, content, keep=None):
+def save(path, content, keep_as=None):
     """Write the output of torch.save, followed by its SHA-256."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     saved = buffer.getvalue()
-    write(path, saved + hashlib.sha256(saved).digest(), keep)
+    write(path, saved + hashlib.sha256(saved).digest(), keep_as)
 
 
 def load(path, device):
+    """Read what `save` wrote; raise Corrupt if the checksum differs."""
     content = path.read_bytes()
     saved, digest = content[:-32], content[-32:]
     if hashlib.sha256(saved).digest() != digest:
@@ -135,7 +136,7 @@ def text_hashes(config):
     return {name: x for name, x in config.items() if name.endswith("_sha256")}
 
 
-def require_flags(stored, ours):
+def require_same_flags(stored, ours):
     """Raise UsageError if a file's flags differ from ours: it belongs to another trial."""
     ours = text_hashes(stored) | ours  # report.py does not read the text
     names = sorted(stored.keys() | ours.keys())
@@ -145,10 +146,10 @@ def require_flags(stored, ours):
         raise UsageError(f"was made with different flags or text: {diff}")
 
 
-def require_trial(content, task):
+def require_same_trial(content, task):
     """Raise UsageError if a file belongs to another trial."""
     stored = content["config"] | {"task": content["task"]}
-    require_flags(stored, task.config | {"task": task.name})
+    require_same_flags(stored, task.config | {"task": task.name})
 
 
 def is_finished(task):
@@ -159,7 +160,7 @@ def is_finished(task):
     content = read_json(path)
     if content is not None:
         with prefix_errors(path):
-            require_trial(content, task)
+            require_same_trial(content, task)
     return content is not None
 
 
@@ -174,13 +175,14 @@ def print_result(task):
             if isinstance(value, int | float):
                 by_chance = f" (chance: {chance(task):.3g})" if name == "token_accuracy" else ""
                 label = name.replace("damerau_levenshtein", "edit distance").replace("_", " ")
-                print(f"test {label}: {value:.4g}{by_chance}")
+                number = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+                print(f"{label}: {number}{by_chance}")
     return 0
 
 
 def print_example(inputs, targets, predictions):
     """Print up to 16 integers of each row; stars mark wrong predictions."""
-    print(f"test sequence{' (first 16 tokens)' if len(inputs) > 16 else ''}; *: wrong")
+    print(f"test example{', first 16 tokens' if len(inputs) > 16 else ''} (* = wrong)")
     marked = [x if x == target else f"{x}*" for x, target in zip(predictions, targets)]
     width = max(len(str(x)) for x in (*inputs, *marked))
     for name, row in dict(input=inputs, target=targets, output=marked).items():

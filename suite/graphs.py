@@ -28,19 +28,19 @@ def compile_works():
 
 
 # -- CUDA graphs: capture a step, then replay it with a single launch
-def capture(step, get_tensors, pool):
-    """Return a CUDA graph of `step`, which changes the tensors of get_tensors().
+def capture(step, mutable_tensors, pool):
+    """Return a CUDA graph of `step`, which changes mutable_tensors().
 
     Warm-up leaves these and the random generators unchanged.
     """
-    before = {x: x.detach().clone() for x in get_tensors()}
+    before = {x: x.detach().clone() for x in mutable_tensors()}
     # Adam warns outside a graph
     quiet = warnings.catch_warnings(action="ignore")
     with quiet, torch.random.fork_rng([torch.cuda.current_device()]):
         for _ in range(3):  # warm-up
             step()
     with torch.no_grad():
-        for x in get_tensors():
+        for x in mutable_tensors():
             if x in before:
                 x.copy_(before[x])
             else:  # Adam state, created in the first step
@@ -51,7 +51,7 @@ def capture(step, get_tensors, pool):
     return graph
 
 
-def replayed(step, get_tensors):
+def make_replay(step, mutable_tensors):
     """Return a function that replays step(inputs) as a CUDA graph, one for each input shape.
 
     Before a replay, inputs are copied into those captured for their shapes. All graphs share
@@ -63,7 +63,7 @@ def replayed(step, get_tensors):
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         shapes = tuple(x.shape for x in tensors)
         if shapes not in graphs:
-            graphs[shapes] = capture(lambda: step(inputs), get_tensors, pool), tensors
+            graphs[shapes] = capture(lambda: step(inputs), mutable_tensors, pool), tensors
         graph, static_inputs = graphs[shapes]
         for static, x in zip(static_inputs, tensors):
             static.copy_(x)

@@ -18,7 +18,7 @@ from suite.progress import LiveLine, format_eta
 from suite.task import Task
 
 libc = ctypes.CDLL(None)
-REPORTED = "fraction", "accuracy", "duration"  # in progress.json
+PROGRESS_KEYS = "fraction", "accuracy", "duration"  # in progress.json
 
 
 class Trial(NamedTuple):
@@ -33,34 +33,35 @@ class Trial(NamedTuple):
         return self.task.folder
 
 
-def run(script, trials, n_parallel, gpus):
+def run(script, trials, n_parallel, slots):
     """Run the unfinished trials, stopping at a signal; return the largest exit code."""
-    waiting = [trial for trial in trials if not is_finished(trial.task)]
-    free = list(itertools.islice(itertools.cycle(gpus), n_parallel))  # GPU of each slot
-    count, codes, progress, line = len(waiting), [], {}, LiveLine()
+    waiting = [trial for trial in trials if not seems_finished(trial.task)]
+    free_slots = list(itertools.islice(itertools.cycle(slots), n_parallel))
+    n_unfinished, exit_codes, progress, line = len(waiting), [], {}, LiveLine()
     running = {}  # {process: (its Trial, its GPU)}
 
     def format_progress():
         active = [trial for trial, _ in running.values()]
-        left = format_time_left(active + waiting, progress, n_parallel)
+        left = refresh_time_left(active + waiting, progress, n_parallel)
         accuracies = format_accuracies(active, progress)
-        return f"{codes.count(0)} of {count} trials done{left}{accuracies}"
+        return f"{exit_codes.count(0)} of {n_unfinished} trials done{left}{accuracies}"
 
-    print(f"{len(trials) - count} trials finished, {count} to run, {n_parallel} in parallel")
+    finished = len(trials) - n_unfinished
+    print(f"{finished} trials finished, {n_unfinished} to run, {n_parallel} in parallel")
     try:
         while (running or waiting) and not stop.requested:
-            while waiting and free:
-                trial, gpu = waiting.pop(0), free.pop(0)
+            while waiting and free_slots:
+                trial, gpu = waiting.pop(0), free_slots.pop(0)
                 try:
                     running[start(script, trial, n_parallel, gpu)] = trial, gpu
                 except FileExistsError as error:  # a file in the way; others go on
                     print(error)
-                    codes.append(FAILED)
-                    free.append(gpu)
+                    exit_codes.append(FAILED)
+                    free_slots.append(gpu)
             for process in [process for process in running if process.poll() is not None]:
                 trial, gpu = running.pop(process)
-                free.append(gpu)
-                codes.append(process.returncode)
+                free_slots.append(gpu)
+                exit_codes.append(process.returncode)
                 if process.returncode:
                     line.clear()
                     print(f"exit code {process.returncode}, see {trial.folder / 'log.txt'}")
@@ -70,9 +71,9 @@ def run(script, trials, n_parallel, gpus):
         line.clear()
         for process in running:
             process.terminate()
-        codes += [process.wait() for process in running]
-    print(f"{codes.count(0)} of {count} trials done")
-    return max((code if code >= 0 else FAILED for code in codes), default=0)
+        exit_codes += [process.wait() for process in running]
+    print(f"{exit_codes.count(0)} of {n_unfinished} trials done")
+    return max((code if code >= 0 else FAILED for code in exit_codes), default=0)
 
 
 def start(script, trial, n_parallel, gpu):
@@ -92,7 +93,7 @@ def start(script, trial, n_parallel, gpu):
         )
 
 
-def format_time_left(trials, progress, n_parallel):
+def refresh_time_left(trials, progress, n_parallel):
     """Return the estimated time left; update `progress` from each progress.json.
 
     Trials without progress are assumed to take the mean duration of the others.
@@ -102,7 +103,7 @@ def format_time_left(trials, progress, n_parallel):
         # A power cut may have damaged the file
         with contextlib.suppress(Exit), files.prefix_errors(path):
             if content := files.read_json(path):
-                progress[trial.folder] = {name: float(content[name]) for name in REPORTED}
+                progress[trial.folder] = {name: float(content[name]) for name in PROGRESS_KEYS}
     if not progress or not trials:
         return ""
     mean = statistics.mean(x["duration"] for x in progress.values())
@@ -119,7 +120,7 @@ def format_accuracies(trials, progress):
     return f"  running trials' accuracy: {', '.join(accuracies)}" if latest else ""
 
 
-def is_finished(task):
+def seems_finished(task):
     """Return whether a trial is finished; None on errors, which its own process reports."""
     with contextlib.suppress(Exit, UsageError, OSError):
         return files.is_finished(task)

@@ -86,7 +86,7 @@ def choose_engine(args, device):
     cuda, name = device.type == "cuda", args.engine
     if name != "torch":
         layer, encoding = common.LAYERS[args.model], common.ENCODINGS[args.pe]
-        supported = layer in fast.SUPPORTED_LAYERS and encoding.supports_fast
+        supported = layer in fast.SUPPORTED_LAYERS and encoding.has_fast
         if name == "fast" and not supported:
             model = f"--model {args.model} with --pe {args.pe}"
             raise UsageError(f"--engine fast does not support {model} (use torch)")
@@ -104,7 +104,7 @@ def choose_engine(args, device):
 
 def set_torch_options(engine, device, hidden=512):
     """Set PyTorch's process-wide options for an engine."""
-    precision = "ieee" if engine.precision == "fp32" else "tf32"  # with bf16: outside autocast
+    precision = "ieee" if engine.precision == "fp32" else "tf32"  # bf16: tf32 outside autocast
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cudnn.rnn.fp32_precision = precision
     # "bf16" selects oneDNN, see onednn_is_exact

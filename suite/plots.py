@@ -64,7 +64,7 @@ def lines_of(figure, result):
         return
     title, encoding = name_model(result.config["model"]), result.flags["pe"]
     x = x_value(figure, result)
-    for metric, y in result.values.items():
+    for metric, y in result.by_label.items():
         yield metric, title, encoding, {x: y}
         if figure.x == "iterations" and "accuracy" in metric:
             yield f"error (1 - {metric})", title, encoding, {x: 1 - y}
@@ -90,7 +90,7 @@ def plot(figure, results, path):
     styles = dict(zip(encodings, itertools.cycle(zip(COLORS.split(), MARKERS))))
     n_columns = min(4, len(titles))
     n_rows = math.ceil(len(metrics) * len(titles) / n_columns)
-    axes = {}  # {metric: last panel}, whose y range the next one shares
+    axes = {}  # {metric: its last Axes}, whose y range the next one shares
     with matplotlib.rc_context(RC_PARAMS):
         size = max(7, 2.8 * n_columns), 2.4 * n_rows + 1
         fig = matplotlib.figure.Figure(size, layout="constrained")

@@ -7,10 +7,11 @@ Rows are packed as in torch's PackedSequence: those of step 0, then those of ste
 `sizes` (its batch_sizes) counts the rows of each step: B at step 0, then non-increasing; N is
 their sum. The initial state is zero.
 
-    by_token (U, G)  each token's part of the gate pre-activations (G = 4H; GRU: 3H)
+    by_token (U, G)  each of U tokens' part of the gate pre-activations (G = 4H; GRU: 3H)
     by_step (T, G)   each time step's part: positional encoding, bias, command
-    tokens (n,)      indices into by_token for the first n rows; later rows have by_step alone
-    gates (N, 4H)    i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRUCell.update)
+    tokens (m,)      indices into by_token for the first m rows; later rows have by_step alone
+    gates (N, 4H)    i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRUCell.update); W h_prev
+                     enters the first G columns, inputs the last G
     state (N, H)     c of the LSTM or h of the GRU, in the weights' precision
     prev (n, H)      the previous state of the rows at a step
     h (N, H)         the output
@@ -139,8 +140,8 @@ def forward_step(cell, by_token, bias, gate_views, prev, state, product, by_step
     x = by_step + by_token[tokens] if len(tokens) else by_step
     gates = cell.preactivations(x.to(state.dtype), product.to(state.dtype), bias)
     store(gate_views, gates)
-    new, output = cell.update(*gates, prev)
-    state.copy_(new)
+    new_state, output = cell.update(*gates, prev)
+    state.copy_(new_state)
     h.copy_(output)
 
 
@@ -175,7 +176,7 @@ def previous_states(state, sizes):
     return [torch.zeros_like(state[: sizes[0]]), *previous_rows(state, sizes)]
 
 
-def fill_gates(by_token, by_step, tokens, sizes, weight, bias):
+def input_gates(by_token, by_step, tokens, sizes, weight, bias):
     """Return gates (N, 4H) that lack W h_prev, and W.T; tanh terms are multiplied by -2."""
     G, H = weight.shape
     scale = weight.new_ones(G)
@@ -183,19 +184,19 @@ def fill_gates(by_token, by_step, tokens, sizes, weight, bias):
     by_step = (by_step * scale)[:, None]
     if sizes[0] != sizes[-1]:
         by_step = by_step.repeat_interleave(torch.tensor(sizes), 0)
-    width = sum(sizes) // len(by_step)  # B, or 1 if packed
-    gates = weight.new_empty(len(by_step), width, 4 * H)  # (T, B, 4H), or packed (N, 1, 4H)
+    width = sum(sizes) // len(by_step)  # B, or 1 if step sizes differ
+    gates = weight.new_empty(len(by_step), width, 4 * H)  # (T, B, 4H) or (N, 1, 4H)
     inputs = gates[:, :, -G:]
     token_part = (by_token * scale).index_select(0, tokens).view(-1, width, G)
     n = len(token_part)
     torch.add(token_part, by_step[:n], out=inputs[:n])
     inputs[n:] = by_step[n:]
-    recurrent = weight.T.contiguous()
+    weight_T = weight.T.contiguous()
     if G == 4 * H:
-        recurrent = recurrent * scale  # not in place: it may alias the parameter
+        weight_T = weight_T * scale  # not in place: it may alias the parameter
     else:
         gates[:, :, :H] = bias
-    return gates.flatten(0, 1), recurrent
+    return gates.flatten(0, 1), weight_T
 
 
 class RecurrentScan(torch.autograd.Function):
@@ -214,15 +215,15 @@ class RecurrentScan(torch.autograd.Function):
         state = weight.new_empty(N, H)
         h = state if cpu and cell is GRUCell else by_token.new_empty(N, H)
         s_c = torch.empty_like(h) if cpu and cell is LSTMCell else h  # else unused
-        matmul_weight = weight.to(by_token.dtype)
+        weight_cast = weight.to(by_token.dtype)
         extra = []  # more arguments of `step`, for each step
         if cpu:
-            gates, recurrent = fill_gates(by_token, by_step, tokens, sizes, weight, bias)
+            gates, weight_T = input_gates(by_token, by_step, tokens, sizes, weight, bias)
             products, step = gates[:, :G].split(sizes), cell.step_in_place
             if cell is LSTMCell:
                 extra = [x.split(sizes) for x in (gates, h, s_c)]
         else:
-            gates, recurrent = by_token.new_empty(N, 4 * H), matmul_weight.T
+            gates, weight_T = by_token.new_empty(N, 4 * H), weight_cast.T
             products = first_rows(by_token.new_zeros(sizes[0], G), sizes)
             step = partial(maybe_compile(forward_step, compiled), cell, by_token, bias)
             step_tokens = tokens.tensor_split([*accumulate(sizes[:-1])])
@@ -231,19 +232,19 @@ class RecurrentScan(torch.autograd.Function):
         h_prev = previous_rows(h, sizes)
         for t, arguments in enumerate(zip(gate_views, prev, state.split(sizes), *extra)):
             if t:
-                products[t].addmm_(h_prev[t - 1], recurrent, beta=int(cpu))
+                products[t].addmm_(h_prev[t - 1], weight_T, beta=int(cpu))
             step(*arguments)
-        ctx.save_for_backward(gates, state, h, s_c, tokens, matmul_weight)
+        ctx.save_for_backward(gates, state, h, s_c, tokens, weight_cast)
         ctx.settings = cell, sizes, compiled, len(by_token)
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        gates, state, h, s_c, tokens, matmul_weight = ctx.saved_tensors
-        cell, sizes, compiled, n_tokens = ctx.settings
+        gates, state, h, s_c, tokens, weight_cast = ctx.saved_tensors
+        cell, sizes, compiled, n_distinct = ctx.settings
         h, state = h.detach(), state.detach()  # to avoid recompilation
-        B, (G, H) = sizes[0], matmul_weight.shape
+        B, (G, H) = sizes[0], weight_cast.shape
         gate_views, prev = split_gates(gates, sizes), previous_states(state, sizes)
         d_h, d_state = (first_rows(torch.zeros_like(x[:B]), sizes) for x in (h, state))
         extra = []
@@ -262,16 +263,16 @@ class RecurrentScan(torch.autograd.Function):
         for t, arguments in reversed([*enumerate(steps)]):
             step(*arguments)
             if t:
-                torch.mm(d_products[t], matmul_weight, out=d_h[t])
+                torch.mm(d_products[t], weight_cast, out=d_h[t])
 
-        d_inputs = input_gradients(d_gates[:, -G:], tokens, sizes, n_tokens, state.dtype)
+        d_inputs = input_gradients(d_gates[:, -G:], tokens, sizes, n_distinct, state.dtype)
         h_prev = h[:-B] if sizes[-1] == B else torch.cat(previous_rows(h, sizes))
         d_weight = (d_gates[B:, :G].T @ h_prev).to(state.dtype)
         d_bias = None if cell is LSTMCell else d_gates[:, :H].sum(0).to(state.dtype)
         return None, d_weight, d_bias, *d_inputs, None, None, None
 
 
-def input_gradients(d_x, tokens, sizes, n_tokens, dtype):
+def input_gradients(d_x, tokens, sizes, n_distinct, dtype):
     """Return the gradients of by_token and by_step from that of their sum."""
     if sizes[-1] == sizes[0]:
         d_by_step = d_x.unflatten(0, (-1, sizes[0])).sum(1)
@@ -279,7 +280,7 @@ def input_gradients(d_x, tokens, sizes, n_tokens, dtype):
         d_by_step = torch.stack([d.sum(0) for d in d_x.split(sizes)])
     # Faster than index_add_, whose CUDA additions to repeated rows are serialised
     d_by_token = torch.ops.aten.embedding_dense_backward(
-        d_x[: len(tokens)].to(dtype), tokens, n_tokens, -1, False
+        d_x[: len(tokens)].to(dtype), tokens, n_distinct, -1, False
     )
     return d_by_token, d_by_step
 

@@ -16,16 +16,16 @@ from suite.figures import (
     chance,
     compare_encodings,
     finished_of,
+    matching,
     measurements,
     name_cell,
     name_flag,
     name_model,
-    with_flags,
 )
 from suite.statistics import ALPHA, claim_p_values, estimate, holm
 
 COLUMN_ORDER = ["none", "constant", "dup", "sin"]  # other encodings follow
-MAIN_FLAGS = "vocab", "length", "hidden", "iterations", "lr"
+CAPTION_FLAGS = "vocab", "length", "hidden", "iterations", "lr"
 
 
 # -- Formatting
@@ -52,7 +52,7 @@ def format_mean(measured, measure):
         return "-"
     n, display = len(values), measure.display
     n_censored = sum(map(is_censored, measured))
-    mean, of_values = display(np.mean(values)), estimate([values])
+    mean, ci = display(np.mean(values)), estimate([values])
     decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four digits
     text = f"{mean:,.{decimals}f}"
     if n_censored:
@@ -61,10 +61,10 @@ def format_mean(measured, measure):
         kinds = {type(x.value) for x in measured if is_censored(x)}
         sign = {CensoredAbove: ">", CensoredBelow: "<"}[kinds.pop()] if len(kinds) == 1 else ""
         text = f"{sign}{text} ({n_censored} of {n} censored)"
-    elif of_values and display is float:  # untransformed
-        text += f" ±{of_values.margin:,.{decimals}f}"
-    elif of_values:
-        low, high = map(display, of_values.interval())
+    elif ci and display is float:  # untransformed
+        text += f" ±{ci.margin:,.{decimals}f}"
+    elif ci:
+        low, high = map(display, ci.interval())
         text += f" [{low:,.{decimals}f}, {high:,.{decimals}f}]"
     return text if n == len(measured) else f"{text} (n = {n})"
 
@@ -97,7 +97,7 @@ def estimate_contrast(contrast, measured):
     signs, arms = zip(*contrast.terms())
     samples = []
     for arm in arms:
-        in_arm = with_flags(measured, arm)
+        in_arm = matching(measured, arm)
         samples.append({x.flags["seed"]: x.value for x in in_arm if x.value is not None})
     if not contrast.paired:
         return estimate([[*sample.values()] for sample in samples], signs)
@@ -127,22 +127,22 @@ def cells_of(measured, keys, omitted=()):
     return cells
 
 
-def describe(figure, results, measures):
+def caption_parts(figure, results, measures):
     """Yield caption parts: settings without a column, seeds, chance accuracy, trials."""
     finished = finished_of(results)
-    shared = constant_flags([x.config for x in finished], MAIN_FLAGS)
+    shared = constant_flags([x.config for x in finished], CAPTION_FLAGS)
     flags = dict.fromkeys(itertools.chain(*(x.flags for x in results)))
-    models_by_settings = defaultdict(list)
+    models_by_label = defaultdict(list)
     for cell in cells_of(results, ["model"]):
-        trials = with_flags(results, cell)
+        trials = matching(results, cell)
         settings = constant_flags([x.flags for x in trials], flags)
-        settings |= constant_flags([x.config for x in finished_of(trials)], MAIN_FLAGS)
+        settings |= constant_flags([x.config for x in finished_of(trials)], CAPTION_FLAGS)
         for flag in ("model", "pe", "seed", *shared):
             settings.pop(flag, None)
-        settings = ", ".join(name_cell(settings))
-        models_by_settings[settings].append(name_model(cell["model"] or ""))
-    for settings, names in models_by_settings.items():
-        if text := ": ".join(filter(None, [", ".join(names), settings])):
+        label = ", ".join(name_cell(settings))
+        models_by_label[label].append(name_model(cell["model"] or ""))
+    for label, names in models_by_label.items():
+        if text := ": ".join(filter(None, [", ".join(names), label])):
             yield text
     yield from name_cell(shared)
     if len(measures) == 1:
@@ -175,9 +175,9 @@ def means_table(figure, results, measures):
     keys = key_flags(figure, results)
     encodings = list(dict.fromkeys(result.flags["pe"] for result in results))
     encodings.sort(key=(COLUMN_ORDER + encodings).index)
-    groups = [with_flags(results, cell) for cell in cells_of(results, keys)]
+    groups = [matching(results, cell) for cell in cells_of(results, keys)]
     labels = dict.fromkeys(c.label for group in groups for c in default_contrasts(group))
-    if len(labels) > 2:
+    if len(labels) > 2:  # controls differ between cells
         labels = ["PE - no PE", "PE - control"]
     header = [*map(name_flag, keys)]
     header += [ENCODING_NAMES.get(pe, pe) for pe in encodings]
@@ -198,11 +198,11 @@ def table_rows(keys, encodings, measured, measure):
     """Yield each row as a list of strings."""
     arms = [{}] if "pe" in measure.over else [dict(pe=pe) for pe in encodings]
     for cell in cells_of(measured, keys, measure.over):
-        in_cell = with_flags(measured, cell)
+        in_cell = matching(measured, cell)
         row = [format_flag(key, cell.get(key, "")) for key in keys]
-        row += [format_mean(with_flags(in_cell, arm), measure) for arm in arms]
+        row += [format_mean(matching(in_cell, arm), measure) for arm in arms]
         for contrast in default_contrasts(in_cell):
-            both = with_flags(in_cell, contrast.high) + with_flags(in_cell, contrast.low)
+            both = matching(in_cell, contrast.high) + matching(in_cell, contrast.low)
             has_ci = not any(map(is_censored, both))
             row += format_difference(estimate_contrast(contrast, in_cell) if has_ci else None)
         yield row
@@ -213,11 +213,11 @@ def contrast_table(figure, results, measures):
     keys, rows = key_flags(figure, results), []
     for contrast in figure.contrasts:
         measured = measurements(results, as_measure(contrast.measure or measures[0]))
-        sides = [flags for _, flags in contrast.terms()]
-        for cell in cells_of(measured, keys, set().union(*sides)):
-            if all(with_flags(measured, cell | flags) for flags in sides):
+        arms = [flags for _, flags in contrast.terms()]
+        for cell in cells_of(measured, keys, set().union(*arms)):
+            if all(matching(measured, cell | flags) for flags in arms):
                 label = ", ".join([contrast.label, *name_cell(cell)])
-                difference = estimate_contrast(contrast, with_flags(measured, cell))
+                difference = estimate_contrast(contrast, matching(measured, cell))
                 rows.append([label, *format_difference(difference)])
     return align(rows)
 
@@ -247,7 +247,7 @@ def claims_table(claims):
 def claim_row(claim, link, results):
     """Return a claim's table row and its p-values, which are None if trials are missing."""
     measure = as_measure(claim.measure)
-    measured = with_flags(measurements(results, measure), claim.cell)
+    measured = matching(measurements(results, measure), claim.cell)
     contrasts = [claim.contrast] if claim.contrast else default_contrasts(measured)
     estimates = [estimate_contrast(contrast, measured) for contrast in contrasts]
     differences = [format_difference(x)[0] for x in estimates]
@@ -256,9 +256,9 @@ def claim_row(claim, link, results):
     else:
         subject = ", ".join(name_cell(claim.cell))
         arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
-        means = [format_mean(with_flags(measured, arm), measure) for arm in arms]
+        means = [format_mean(matching(measured, arm), measure) for arm in arms]
         differences = [f"{c.label}: {text}" for c, text in zip(contrasts, differences)]
-    sizes = [len(with_flags(measured, arm)) for c in contrasts for _, arm in c.terms()]
+    sizes = [len(matching(measured, arm)) for c in contrasts for _, arm in c.terms()]
     label = f"[{subject}]({link}): {measure.label}, n = {format_range(min(sizes), max(sizes))}"
     row = [label, *means, "<br>".join(differences)]
     missing = None in estimates or any(x.value is None for x in measured)

@@ -28,7 +28,7 @@ class Flag(NamedTuple):
     at_least: float = 0  # smallest number allowed
     below: float = MAX_VALUE  # upper bound, exclusive
     choices: Iterable | None = None
-    affects_result: bool = True  # is recorded and part of the folder name
+    identifies_trial: bool = True  # is recorded and part of the folder name
 
 
 # -- The flags of every task; their defaults are the paper's
@@ -84,7 +84,7 @@ FLAGS = [
     Flag(
         "held_out",
         None,
-        "number of held-out test sequences (default: 1024; dual_frequency.py: 64 L)",
+        "number of held-out test sequences (default: 1024; Fig. 3: 64 L)",
         int,
         at_least=1,
         below=1_000_000,
@@ -141,7 +141,7 @@ class Task:
     figures: dict  # name -> figures.Figure
     flags = ()  # task-specific Flags
     unused_flags = ()  # names of shared flags that do not apply
-    omitted_at_default = ()  # flags that are recorded only off their default
+    omitted_at_default = ()  # flags that are not recorded at their default
     folder_prefixes = dict(model="", pe="", vocab="K", length="L")  # as lstm-sin-K256-L32
     # True: the CUDA graph also draws the batch; training_batch(i) must accept a tensor
     # and not synchronise. False: the batch is the graph's input; one graph per batch shape
@@ -152,7 +152,7 @@ class Task:
 
     def __init_subclass__(cls):
         cls.scales = {"paper": {}} | cls.scales
-        if "name" in vars(cls):  # a new task has figures of its own
+        if "name" in vars(cls):  # setting a name, even the parent's, gives figures of its own
             cls.figures = {}
 
     @classmethod
@@ -212,7 +212,7 @@ class Task:
         """Return a class or function, called as layer_class(input_size, hidden)."""
         return common.LAYERS[self.args.model]
 
-    def model(self):
+    def make_model(self):
         a = self.args
         return self.model_class(
             self.layer_class(),
@@ -224,10 +224,10 @@ class Task:
             **self.encoding_options(),
         )
 
-    def trained_model(self):
+    def load_model(self):
         """Return the model of a finished trial, on the CPU; also build the held-out set."""
         self.prepare_data("cpu")
-        model = self.model()
+        model = self.make_model()
         model.load_state_dict(files.load(self.folder / "last.pt", "cpu")["model"])
         return model
 
@@ -237,7 +237,7 @@ class Task:
     # -- the data
 
     def draw(self, rng_key, shape):
-        """Draw rows (*shape, W) from rng_key alone; here L integers below K."""
+        """Draw integers for make_batch, (*shape, W), from rng_key alone; here L below K."""
         return common.uniform_integers(rng_key, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
@@ -275,7 +275,9 @@ class Task:
         rng_key = common.key(
             self.seed_on_device, common.TRAIN_STREAM, i, device=self.fallback_row.device
         )
-        candidates = self.draw(rng_key, (self.test_set.draws, self.batch_size))  # (R, B, W)
+        candidates = self.draw(
+            rng_key, (self.test_set.n_candidates, self.batch_size)
+        )  # (R, B, W)
         return self.make_batch(self.test_set.first_allowed(candidates, self.fallback_row))
 
     def test_batch(self):
@@ -286,16 +288,16 @@ class Task:
         batch = self.test_batch()
         predictions, losses = common.predict(engine.features, model, batch, self.batch_size)
         metrics = common.sequence_metrics(batch, predictions, losses)
-        return self.task_metrics(metrics, (predictions == batch.targets).cpu().numpy())
+        return self.adjust_metrics(metrics, (predictions == batch.targets).cpu().numpy())
 
     def examples(self, model, engine):
         """Return inputs, targets and predictions for the last two held-out sequences."""
-        batch = self.test_batch().rows(slice(-2, None))  # the longest, if lengths vary
+        batch = self.test_batch().select(slice(-2, None))  # the longest, if lengths vary
         predictions, _ = common.predict(engine.features, model, batch, self.batch_size)
         inputs = batch.inputs[:, : self.n_steps() - batch.n_commands]
         rows = zip(inputs.tolist(), batch.targets.tolist(), predictions.tolist())
         return [dict(zip(("inputs", "targets", "predictions"), row)) for row in rows]
 
-    def task_metrics(self, metrics, correct):
+    def adjust_metrics(self, metrics, correct):
         """Add accuracy by position; `correct` (N, M) marks correct predictions."""
         return metrics | {"accuracy_by_position": correct.mean(0).tolist()}

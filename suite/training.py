@@ -21,7 +21,7 @@ from suite.progress import LiveLine, format_eta
 def train(task):
     """Run a trial from its last checkpoint, if any: train, evaluate; return the exit code."""
     if files.is_finished(task):
-        print(f"{task.folder} is finished already (--overwrite retrains)")
+        print(f"{task.folder} is already finished (--overwrite retrains, --evaluate re-tests)")
         return files.print_result(task)
     if task.args.evaluate and not (task.folder / "result.json").exists():
         raise UsageError(f"--evaluate needs a finished trial: {task.folder}")
@@ -49,7 +49,7 @@ class Trainer:
         self.task, self.args, self.folder = task, task.args, task.folder
         self.device, self.engine = device, engine
         torch.manual_seed(task.seed)
-        self.model = task.model().to(device)
+        self.model = task.make_model().to(device)
         self.learning_rate = torch.zeros((), device=device)  # Adam reads it, loop() sets it
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
@@ -60,7 +60,7 @@ class Trainer:
             capturable=engine.graph,
         )
         zero = torch.zeros((), dtype=torch.float64, device=device)
-        self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of curve.csv
+        self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of self.curve
         self.iteration, self.seconds, self.curve = 0, 0.0, []
         self.rng_modules = [torch, torch.cuda] if device.type == "cuda" else [torch]
         self.previous_records = []  # of earlier processes of this trial
@@ -124,14 +124,14 @@ class Trainer:
         if self.engine.graph and self.task.batch_in_graph:
             if self.engine.compiled:  # fuse a hundred small kernels
                 training_batch = torch.compile(training_batch, dynamic=False)
-            replay = graphs.replayed(
+            replay = graphs.make_replay(
                 lambda inputs: train_on(training_batch(*inputs)), self.mutable_tensors
             )
             iteration = torch.zeros((), dtype=torch.int64, device=self.device)
             self.step = lambda i: replay([iteration.fill_(i)])
             return
         if self.engine.graph:
-            train_on = graphs.replayed(train_on, self.mutable_tensors)
+            train_on = graphs.make_replay(train_on, self.mutable_tensors)
         self.step = lambda i: train_on(training_batch(i))
 
     def mutable_tensors(self):
@@ -155,7 +155,12 @@ class Trainer:
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
         summary = f"{self.record['parameters']:,} parameters on {self.record['device']}"
-        print(f"{self.folder}: {summary}, starting from iteration {self.iteration}")
+        start = (
+            f"resuming at iteration {self.iteration}"
+            if self.iteration
+            else "training from scratch"
+        )
+        print(f"{self.folder}: {summary}, {start}")
         self.build_step()
 
     def load_checkpoint(self):
@@ -169,13 +174,14 @@ class Trainer:
                         self.set_state(saved)
                     return
             except files.Corrupt as damaged:
-                print(f"{damaged.args[1]} and ignored", file=sys.stderr)
+                _, message = damaged.args
+                print(f"{message} and ignored", file=sys.stderr)
                 if not self.args.evaluate:
                     path.unlink()  # else the next save would keep it as previous.pt
 
     def set_state(self, saved):
         """Restore the state from a checkpoint's content."""
-        files.require_trial(saved["processes"][-1], self.task)
+        files.require_same_trial(saved["processes"][-1], self.task)
         if saved["iteration"] not in range(self.args.iterations + 1):
             raise ValueError(f"iteration {saved['iteration']} is out of range")
         self.model.load_state_dict(saved["model"])
@@ -207,7 +213,7 @@ class Trainer:
         for row in self.curve:
             text += f"{','.join(map(str, row))}\n"
         files.write(self.folder / "curve.csv", text.encode())
-        files.save(self.folder / "last.pt", content, keep=self.folder / "previous.pt")
+        files.save(self.folder / "last.pt", content, keep_as=self.folder / "previous.pt")
 
     def save_snapshot(self):
         self.require_finite()
@@ -217,8 +223,8 @@ class Trainer:
     def require_finite(self):
         tensors = [*self.sums.values(), *self.model.parameters()]
         if not torch.stack([x.isfinite().all() for x in tensors]).all():
-            kept = "the last checkpoint is kept"
-            raise Exit(NOT_FINITE, f"training diverged by iteration {self.iteration}; {kept}")
+            advice = "try a lower --lr"
+            raise Exit(NOT_FINITE, f"training diverged by iteration {self.iteration}; {advice}")
 
     def log(self):
         """Add means since the last row to the curve; write progress.json, which --all reads."""
@@ -233,7 +239,7 @@ class Trainer:
         files.write_json(self.folder / "progress.json", progress, durable=False)
 
     def means(self):
-        """Return mean loss and accuracy since the last row of curve.csv."""
+        """Return mean loss and accuracy since the last row of self.curve."""
         start = self.curve[-1][0] if self.curve else 0
         return [x.item() / (self.iteration - start) for x in self.sums.values()]
 
@@ -242,9 +248,9 @@ class Trainer:
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
         left = format_eta((iterations / i - 1) * self.seconds)
-        metrics = f"train accuracy {accuracy:.4f}  loss {loss:.4f}"
-        speed = f"iteration {i}/{iterations}, {i / self.seconds:.3g} it/s"
-        return f"{i / iterations:4.0%}  {left}  {metrics}  {speed}"
+        metrics = f"train accuracy {accuracy:.3f}  loss {loss:.3f}"
+        speed = f"{i}/{iterations}, {i / self.seconds:.3g} it/s"
+        return f"{100 * i // iterations:3}%  {left}  {metrics}  {speed}"
 
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
