@@ -94,8 +94,8 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     execution.add_argument(
         "--list",
-        help="print the commands of a figure's trials (no FIGURE: all figures); flags that they "
-        "set select among them, other flags apply to all",
+        help="print the commands of a figure's trials (no FIGURE: all figures); flags they set "
+        "select among them, other flags apply to all",
         **figure,
     )
     execution.add_argument(

@@ -155,11 +155,8 @@ class Trainer:
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
         summary = f"{self.record['parameters']:,} parameters on {self.record['device']}"
-        start = (
-            f"resuming at iteration {self.iteration}"
-            if self.iteration
-            else "training from scratch"
-        )
+        i = self.iteration
+        start = f"resuming at iteration {i}" if i else "training from scratch"
         print(f"{self.folder}: {summary}, {start}")
         self.build_step()
 
