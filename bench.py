@@ -68,7 +68,7 @@ paragraphs count as 1,024 steps, the maximum. Excludes held-out tests and stabil
 """
 
 
-def plain_step(task, device):
+def make_plain_step(task, device):
     model, batch = task.make_model().to(device), task.training_batch(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     targets = batch.targets.T.flatten()
@@ -83,7 +83,7 @@ def plain_step(task, device):
     return step
 
 
-def suite_step(task, engine, device):
+def make_suite_step(task, engine, device):
     trainer, iterations = Trainer(task, device, engine), itertools.count(1)
     trainer.learning_rate.fill_(1e-3)
     trainer.build_step()
@@ -115,9 +115,12 @@ def time_configuration(name, device, task_argv):
     torch_engine = engine._replace(engine="torch", compiled=False)
     machine.set_torch_options(engine, device, task.args.hidden)
     timed = (
-        (plain_step(task, device), torch_engine._replace(onednn=False)),  # PyTorch's default
-        (suite_step(task, torch_engine, device), torch_engine),
-        (suite_step(task, engine, device), engine),
+        (
+            make_plain_step(task, device),
+            torch_engine._replace(onednn=False),
+        ),  # PyTorch's default
+        (make_suite_step(task, torch_engine, device), torch_engine),
+        (make_suite_step(task, engine, device), engine),
     )
     rounds = []
     for _ in range(1 + REPEATS):  # the first is a warm-up

@@ -70,11 +70,11 @@ class Mamba(nn.Module):
         u = F.silu(self.convolve(u))
         delta, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)
         delta = F.softplus(self.dt_proj(delta))  # (T, B, D)
-        A_log2e = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
+        A_over_ln2 = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
         per_step = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
-        h, outputs = torch.zeros_like(A_log2e), []
+        h, outputs = torch.zeros_like(A_over_ln2), []
         for t, (dt, dt_u, b_t, c_t) in enumerate(per_step):  # (B, 1, D), ..., (B, N, 1)
-            decay = (dt * A_log2e).exp2()  # exp(dt A), but faster
+            decay = (dt * A_over_ln2).exp2()  # exp(dt A), but faster
             h = torch.addcmul(decay * h, b_t, dt_u)
             if t >= start:
                 outputs.append((c_t * h).sum(1))
@@ -109,7 +109,9 @@ common.LAYERS["mamba"] = Mamba
 
 class Beyond(Reverse):
     name = "reverse"  # its trials, but own figures
-    flags = [Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", at_least=1, below=100)]
+    extra_flags = [
+        Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", at_least=1, below=100)
+    ]
     omitted_at_default = ["blocks"]  # with one block, config and folder are reverse.py's
 
     def check(self):
@@ -174,13 +176,13 @@ add_figure(
     metrics=ACCURACY_AND_EDITS,
     plot=False,
 )
-CLAIM_FAMILY = "Longer training, and fig2 on new seeds"
+LONGER_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-more",
     "Reverse ordering, seeds 11 to 13",
     grid_per_model(**FIG2_DESK, seed=range(11, 14)),
     claims=[
-        Claim(CLAIM_FAMILY, MEAN_ACCURACY, dict(model=model))
+        Claim(LONGER_FAMILY, MEAN_ACCURACY, dict(model=model))
         for model in ("gru", "lstm", "s4d")
     ],
     metrics=ACCURACY_AND_EDITS,
@@ -235,13 +237,13 @@ for model, run in LONG_RUNS.items():
     # The control has only the longest budget
     long_trials += cross(**flags, pe="constant", lr=baseline_lr, iterations=budgets[-1])
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[-1])
-    long_claims.append(Claim(CLAIM_FAMILY, "token accuracy", cell))
+    long_claims.append(Claim(LONGER_FAMILY, "token accuracy", cell))
 
-    before, last = run.multiples[-2:]
+    shorter, longest = run.multiples[-2:]
     none = dict(model=model, pe="none")
     long_contrasts.append(
         Contrast(  # of the two longest budgets
-            f"{model.upper()}, no PE: {last}x minus {before}x budget (paired)",
+            f"{model.upper()}, no PE: {longest}x minus {shorter}x budget (paired)",
             none | dict(iterations=budgets[-1]),
             none | dict(iterations=budgets[-2]),
             paired=True,
@@ -276,7 +278,7 @@ add_figure(
 )
 
 # -- Can more training replace PE? Trials of the figures above, in one table
-replace_trials, replace_contrasts = [], []
+budget_trials, budget_contrasts = [], []
 for model, length, vocab, lr, seeds_by_iterations in [
     ("gru", 16, 256, 3e-3, {30_000: range(5), 60_000: range(5)}),
     ("lstm", 16, 1024, 3e-3, {30_000: range(5), 60_000: range(5)}),
@@ -285,37 +287,35 @@ for model, length, vocab, lr, seeds_by_iterations in [
 ]:
     flags = dict(model=model, length=length, vocab=vocab, pe=NONE_AND_PE, lr=lr)
     for iterations, seeds in seeds_by_iterations.items():
-        replace_trials += cross(**flags, iterations=iterations, seed=seeds)
+        budget_trials += cross(**flags, iterations=iterations, seed=seeds)
 for trial in long_trials:  # without GRUs, which collapse at their tuned learning rate
     if trial["model"] != "gru" and trial["pe"] != "constant":
-        replace_trials.append(trial)
-for model, length in dict.fromkeys((x["model"], x["length"]) for x in replace_trials):
+        budget_trials.append(trial)
+for model, length in dict.fromkeys((x["model"], x["length"]) for x in budget_trials):
     flags = dict(model=model, length=length)
-    budgets = [
-        trial["iterations"] for trial in replace_trials if flags.items() <= trial.items()
-    ]
-    once, longest = min(budgets), max(budgets)
-    replace_contrasts.append(
+    budgets = [trial["iterations"] for trial in budget_trials if flags.items() <= trial.items()]
+    shortest, longest = min(budgets), max(budgets)
+    budget_contrasts.append(
         Contrast(
-            f"{model.upper()}, L = {length}: no PE at {longest // once}x - PE at 1x",
+            f"{model.upper()}, L = {length}: no PE at {longest // shortest}x - PE at 1x",
             flags | dict(pe="none", iterations=longest),
-            flags | dict(pe="sin", iterations=once),
+            flags | dict(pe="sin", iterations=shortest),
         )
     )
 add_figure(
     "more-training",
     "Can more training replace PE?",
-    replace_trials,
+    budget_trials,
     summaries=SPEED_UPS,
-    contrasts=replace_contrasts,
+    contrasts=budget_contrasts,
     tuned=["lr"],
     plot=False,
     note="Learning rates: 3e-3 (LSTM with PE, L = 32: 6e-3); S4D: 1e-2 (L = 32: 2e-2).",
 )
 
-# -- Longer training: equal learning rates (GRU), rates tuned for 4x (LSTM) and 16x (S4D)
-LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000, seed=100)
-LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000, seed=100)
+# -- Longer training: equal learning rates (GRU), rates tuned for 4x (LSTM; S4D's will follow)
+LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
+LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
     "long-equal",
     "GRU, 4x training budget, equal learning rates",
@@ -325,17 +325,16 @@ add_figure(
 add_figure(
     "long-rates",
     "Learning rates for longer training, seed 100",
-    cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3])
-    + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3])
-    + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2]),
+    cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3], seed=100)
+    + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3], seed=100)
+    + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
     plot=False,
 )
-TUNED_LSTM = LONG_LSTM | dict(seed=range(17, 21))  # S4D's follows when its rates are known
 add_figure(
     "long-tuned",
     "Longer training, learning rates tuned for it",
-    cross(**TUNED_LSTM, pe=["none", "constant"], lr=1.5e-3)
-    + cross(**TUNED_LSTM, pe="sin", lr=3e-3),
+    cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
+    + cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21)),
     tuned=["lr"],
     plot=False,
 )

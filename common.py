@@ -5,8 +5,8 @@ only Model.features; it is faster, and equal up to rounding.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
 E embedding (and encoding) size, H hidden size, N state size of S4D (packed or held-out data:
-number of rows), W width of a row, R candidates per row. Batches are (B, T); inside a model
-time comes first, (T, B, ...), as in torch.nn.GRU.
+number of rows), W integers in a row of data, R candidates per row. Batches are (B, T);
+inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
 import math
@@ -68,10 +68,10 @@ class Batch(NamedTuple):
         return Batch(*(x[subset] if isinstance(x, torch.Tensor) else x for x in self))
 
 
-def cross_entropy_and_grad_(logits, target, weights):
-    """Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
+def logits_to_grad_(logits, target, weights):
+    """Overwrite logits (n, K) with the loss gradient, weights * (softmax - one-hot).
 
-    Overwrites the logits (n, K) with the gradient of the loss, weights * (softmax - one-hot).
+    Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
     """
     max_logit, predicted = logits.max(1, keepdim=True)
     target_logit = logits.gather(1, target)
@@ -95,16 +95,16 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, target_weights, loss_and_grad_):
+    def forward(ctx, features, weight, bias, targets, target_weights, logits_to_grad_):
         weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
         d_features, d_weight, d_bias = map(torch.zeros_like, (features, weight, bias))
-        rows = rows_per_chunk(weight)
-        ones = weight.new_ones(min(rows, len(features)))
-        for start in range(0, len(features), rows):
-            chunk = slice(start, start + rows)
+        chunk_rows = rows_per_chunk(weight)
+        ones = weight.new_ones(min(chunk_rows, len(features)))
+        for start in range(0, len(features), chunk_rows):
+            chunk = slice(start, start + chunk_rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
-            chunk_loss, chunk_accuracy = loss_and_grad_(
+            chunk_loss, chunk_accuracy = logits_to_grad_(
                 logits, targets[chunk], target_weights[chunk]
             )
             loss += chunk_loss
@@ -132,7 +132,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return *(d_input * d_loss for d_input in ctx.saved_tensors), None, None, None
 
 
-def loss_and_accuracy(features, readout, batch, loss_and_grad_=cross_entropy_and_grad_):
+def loss_and_accuracy(features, readout, batch, logits_to_grad_=logits_to_grad_):
     """Return mean cross-entropy and accuracy; features are (M, B, H) or packed (N, H)."""
     readout_weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
@@ -147,18 +147,18 @@ def loss_and_accuracy(features, readout, batch, loss_and_grad_=cross_entropy_and
         readout.bias,
         targets,
         target_weights,
-        loss_and_grad_,
+        logits_to_grad_,
     )
 
 
-def train_step(model, compute_features, batch, optimizer, clip, loss_and_grad_):
+def train_step(model, compute_features, batch, optimizer, clip, logits_to_grad_):
     """Take an Adam step; return loss and accuracy, without host-device synchronisation.
 
     `compute_features(model, batch)` returns model.features(batch), or a faster equivalent of
-    suite/fast.py; `loss_and_grad_` is cross_entropy_and_grad_, perhaps compiled.
+    suite/fast.py; `logits_to_grad_` may be compiled.
     """
     h = compute_features(model, batch)
-    loss, accuracy = loss_and_accuracy(h, model.readout, batch, loss_and_grad_)
+    loss, accuracy = loss_and_accuracy(h, model.readout, batch, logits_to_grad_)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
@@ -190,7 +190,7 @@ class Encoding(nn.Module):
         super().__init__()
         self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
         self.output_size = size if combine == "add" else 2 * size  # width of join's result
-        norm = self.default_norm(size)
+        norm = self.table_norm(size)
         self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
         table = self.make_table(n_steps, size)
         if isinstance(table, nn.Parameter):
@@ -199,8 +199,8 @@ class Encoding(nn.Module):
             self.register_buffer("table", table, persistent=self.save_table)
 
     @staticmethod
-    def default_norm(size):
-        """Return the norm of the table's vectors; None without a table."""
+    def table_norm(size):
+        """Return the norm of the unscaled table's vectors (Ramp: the largest), or None."""
         return 1.0
 
     def make_table(self, n_steps, size):
@@ -263,7 +263,7 @@ class Learned(Encoding):
     """Learned vectors, initialised like nn.Embedding; --amplitude is their initial norm."""
 
     @staticmethod
-    def default_norm(size):
+    def table_norm(size):
         return math.sqrt(size)
 
     def make_table(self, n_steps, size):
@@ -307,7 +307,7 @@ class NoEncoding(Encoding):
     copies = 1
 
     @staticmethod
-    def default_norm(size):
+    def table_norm(size):
         return None
 
     def make_table(self, n_steps, size):
@@ -410,8 +410,10 @@ class S4D(nn.Module):
     def forward(self, x, steps):
         start, stop = required_range(steps, len(x))
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
-        kernel = F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
-        toeplitz = kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop), last step first
+        flipped_kernel = F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
+        toeplitz = flipped_kernel.unfold(
+            1, stop, 1
+        ).contiguous()  # (H, M, stop), last step first
         y = (toeplitz @ u[:, :stop].contiguous()).flip(1)  # (H, M, B)
         return self.output(y + self.D[:, None, None] * u[:, start:stop], steps)
 

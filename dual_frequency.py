@@ -69,7 +69,7 @@ class DualFrequency(Reverse):
     # -- Test set: a target among disturbants, ordered by condition, position, repeat
 
     def patterns(self):
-        """Return a tuple of length L per condition and target position, 1 where Rare."""
+        """Return L flags (1: Rare) for each condition and target position."""
         patterns = []
         for condition in CONDITIONS:
             target, disturbants = (int(x == "rare") for x in condition.split("/"))
@@ -80,9 +80,10 @@ class DualFrequency(Reverse):
         return patterns
 
     def test_rows(self, device):
-        """Draw distinct test rows, (N, L), from one stream per pattern.
+        """Draw distinct test rows, (N, L), from one stream per distinct pattern.
 
-        In frequent/frequent and rare/rare, the pattern is the same for all target positions.
+        All target positions of frequent/frequent share one, as do those of rare/rare; each
+        takes its own `repeats` rows.
         """
         half, patterns = self.vocab // 2, self.patterns()
         repeats = self.args.held_out // len(patterns)
@@ -106,7 +107,7 @@ class DualFrequency(Reverse):
         steps = 2 * self.length - 1 - position  # when the target is retrieved
         return self.batch_with_commands(rows, rows.gather(1, position), steps)
 
-    def adjust_metrics(self, metrics, correct):
+    def task_metrics(self, metrics, correct):
         """Replace metrics of whole sequences by accuracy per condition and target position."""
         by_condition = correct.reshape(4, self.length, -1).mean(2)  # (4, L)
         return {
@@ -142,15 +143,15 @@ def accuracy_difference(first, second):
     return lambda result: retrieval_accuracy(first)(result) - retrieval_accuracy(second)(result)
 
 
-def quarter_gap(result):
+def worst_quarter_gap(result):
     """Return accuracy at other target positions minus that in the paper's worst quarter.
 
     Targets are Frequent, disturbants Rare. The worst quarter is the first for the LSTM and the
-    second for S4D.
+    second for S4D; the GRU has none (KeyError).
     """
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
     means = [quarter.mean() for quarter in quarters]
-    worst = means.pop({"lstm": 0, "s4d": 1}[result.flags["model"]])  # GRU: KeyError, no value
+    worst = means.pop({"lstm": 0, "s4d": 1}[result.flags["model"]])
     return np.mean(means) - worst
 
 
@@ -161,7 +162,7 @@ def position_curves(result):
         yield panel, result.flags["pe"], dict(enumerate(values, 1))
 
 
-OPTIONS = dict(
+FIG3_OPTIONS = dict(
     metrics={
         "accuracy among Rare disturbants": retrieval_accuracy(*AMONG_RARE),
         "accuracy among Frequent disturbants": retrieval_accuracy(*AMONG_FREQUENT),
@@ -175,16 +176,16 @@ OPTIONS = dict(
         ),
         "Frequent - Rare targets, Frequent disturbants": accuracy_difference(*AMONG_FREQUENT),
         "Frequent - Rare targets, Rare disturbants": accuracy_difference(*AMONG_RARE),
-        "Frequent among Rare: elsewhere - 1st quarter (S4D: 2nd)": quarter_gap,
+        "Frequent among Rare: elsewhere - 1st quarter (S4D: 2nd)": worst_quarter_gap,
     },
     curves=position_curves,
     x="position of the target (1: read first)",
 )
 DualFrequency.figures["fig3"] = Figure(
-    "Frequent and Rare integers (target/disturbants)", FIG3, **OPTIONS
+    "Frequent and Rare integers (target/disturbants)", FIG3, **FIG3_OPTIONS
 )
 DualFrequency.figures["fig3-fresh"] = Figure(
-    "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **OPTIONS
+    "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **FIG3_OPTIONS
 )
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Shakespeare(Task):
         ),
         "smoke": SMOKE | dict(layers=2, heads=2, width=16, context=8, batch=4),
     }
-    flags = (
+    extra_flags = (
         Flag("pe", "rotary", "positional encoding", choices=ENCODINGS),
         Flag("tokenizer", "char", "tokenization", choices=TOKENIZERS),
         Flag("layers", 6, "Transformer blocks, L", at_least=1, below=100),
@@ -94,7 +94,7 @@ class Shakespeare(Task):
         if a.width % (2 * a.heads):  # rotary needs pairs
             raise UsageError(f"--width {a.width} is not a multiple of twice --heads {a.heads}")
 
-    def setup(self):
+    def load_text(self):
         """Read the text and add its SHA-256 to the config."""
         path = Path(self.args.data)
         if not path.is_file():
@@ -267,7 +267,7 @@ class Rotary(common.Sinusoid):
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
 
-class Position(nn.Module):
+class AddPosition(nn.Module):
     """Map embeddings X (B, T, D) to X + P, LayerNorm(X) + P (Eq. 9) or, without P, X."""
 
     def __init__(self, pe, n_steps, width):
@@ -316,7 +316,7 @@ class Transformer(nn.Module):
     def __init__(self, pe, vocab, width, heads, layers, n_steps):
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
-        self.position = Position(pe, n_steps, width)
+        self.position = AddPosition(pe, n_steps, width)
         rotate = Rotary(n_steps, width // heads) if pe == "rotary" else nn.Identity()
         self.blocks = nn.ModuleList(Block(width, heads, rotate) for _ in range(layers))
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, vocab)

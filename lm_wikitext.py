@@ -62,7 +62,7 @@ class WikiText(Task):
         ),
         "smoke": SMOKE | dict(vocab=40, length=32),
     }
-    flags = (
+    extra_flags = (
         Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm")),
         Flag("vocab", 32768, "number of pieces, K", at_least=2, below=2**16 + 1),
         Flag("length", 1024, "maximum predicted tokens per paragraph", at_least=1),
@@ -75,7 +75,7 @@ class WikiText(Task):
     batch_in_graph = False  # batches vary in size
     model_class = PackedModel
 
-    def setup(self):
+    def load_text(self):
         """Find the text, find or make its tokens, and add their hashes to the config."""
         data = Path(self.args.data)
         text_hash = text_sha256(data)
@@ -233,7 +233,7 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     """Pad a batch to one of a few sizes: each size is captured as its own CUDA graph.
 
     All paragraphs get the same number of steps: a multiple of PAD_STEPS, or `max_steps`. The
-    number of targets is rounded up to a multiple of a PAD_PARTS-th of T B. Padding
+    number of targets is rounded up to a multiple of T B / PAD_PARTS. Padding
     follows a paragraph's end or has an unknown target, and thus changes no result. It
     cycles through all pieces: adding the gradients of one repeated piece is slow.
     """

@@ -63,7 +63,7 @@ class Predecessor(Task):
         query_position = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
         return Batch(rows, x.gather(1, query_position - 1), slice(self.length, None))
 
-    def adjust_metrics(self, metrics, correct):
+    def task_metrics(self, metrics, correct):
         return {
             "accuracy": metrics["token_accuracy"],
             "cross_entropy": metrics["cross_entropy"],

@@ -35,7 +35,7 @@ from suite.task import Flag
 
 class Rarity(Reverse):
     name = "reverse"  # trials with M = K share reverse.py's folders
-    flags = [
+    extra_flags = [
         Flag("meanings", None, "number of outputs, M; divides K (default: K)", int, at_least=2)
     ]
     omitted_at_default = ["meanings"]
@@ -66,7 +66,7 @@ MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M at K = 256
 
 
 def desk_grid():
-    """Return the grid: 256 codes with M outputs; reverse.py's trials at K = M and 256."""
+    """Return the grid: 256 codes with M outputs; reverse.py at K = M and 256 (not GRU)."""
     new, existing = [], []
     for model, M in MEANINGS.items():
         flags = dict(model=model)
@@ -85,7 +85,7 @@ def log_error(result):
     return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / tokens))
 
 
-def r1_and_r2(measure=""):
+def rarity_contrasts(measure=""):
     """Yield the contrasts R1 and R2 of each model.
 
     R1: without PE, accuracy at K = M minus accuracy with 256 codes. R2: PE's gain with 256
@@ -123,17 +123,19 @@ def drop_contrasts():
             yield Contrast(f"{name} K = 16 minus K = 256", small, large)
 
 
-CLAIM_FAMILY = "Vocabulary size or rarity"
+RARITY_FAMILY = "Vocabulary size or rarity"
 Rarity.figures["rarity"] = Figure(
-    CLAIM_FAMILY,
+    RARITY_FAMILY,
     {"desk": desk_grid()},
     metrics=ACCURACY | {"log error": log_error},
     contrasts=[
-        *r1_and_r2(),
-        *r1_and_r2("log error"),
+        *rarity_contrasts(),
+        *rarity_contrasts("log error"),
         *drop_contrasts(),
     ],
-    claims=[Claim(CLAIM_FAMILY, "token accuracy", {}, contrast) for contrast in r1_and_r2()],
+    claims=[
+        Claim(RARITY_FAMILY, "token accuracy", {}, contrast) for contrast in rarity_contrasts()
+    ],
     x=("pe", "vocab", "meanings"),
 )
 

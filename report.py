@@ -149,17 +149,17 @@ def section(task_class, name, results, args):
     if args.brief:
         del measures[1:]
     yield f"### {task_class.script()} {name}"
-    title = [figure.title, f"{args.scale} scale", *caption_parts(figure, results, measures)]
+    caption = [figure.title, f"{args.scale} scale", *caption_parts(figure, results, measures)]
     finished = finished_of(results)
     if not finished:
-        yield "; ".join(title)
+        yield "; ".join(caption)
         out = [] if args.out == "runs" else ["--out", args.out]
         argv = shlex.join(["--scale", args.scale, "--all", name, *out, *args.task_argv])
         yield f"to train them: python {task_class.script()} {argv}"
         return
     plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.task_argv else ''}.svg"
     link = write_plot(figure, finished, Path(args.out, "figures", plot), args.write)
-    yield "; ".join(title)
+    yield "; ".join(caption)
     yield describe_provenance(finished) + link
     if args.write:
         yield "```text"
@@ -198,7 +198,7 @@ def bench_lines(out):
 
 def write_page(args):
     """Regenerate the page's two generated parts and trials.csv."""
-    path, rows = Path(args.write), trials_csv(args.out)
+    path, csv_text = Path(args.write), trials_csv(args.out)
     pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*DELIMITERS)
     handwritten = re.fullmatch(pattern, path.read_text(), re.DOTALL)
     if not handwritten:
@@ -212,7 +212,7 @@ def write_page(args):
     lines += bench_lines(args.out)
     page = [handwritten[1], *claims_table(claims), handwritten[2], *lines, handwritten[3]]
     files.write(path, "\n".join(page).encode())
-    files.write(Path(args.out, "trials.csv"), rows.encode())
+    files.write(Path(args.out, "trials.csv"), csv_text.encode())
 
 
 def trials_csv(folder):

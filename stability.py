@@ -4,13 +4,13 @@
     python stability.py --all fig5 --train                           # train where needed
 
     A   7 3 1 4 _ _ _ _    A and B share the target (7); the other tokens, disturbants, are all
-    B   7 2 2 5 _ _ _ _    Frequent or all Rare. Stability is the similarity of their Jacobians
-                      ^    d output (^) / d state after the target: 1 if parallel, 0 if
-                           orthogonal.
+    B   7 2 2 5 _ _ _ _    Frequent or all Rare. J = d h(^) / d state(7), where h(^) is the
+                      ^    layer's output at the answer step. Stability is the similarity of
+                           A's and B's J: 1 if parallel, 0 if orthogonal.
 
 Evaluates all snapshots of a dual_frequency.py trial and writes stability.json beside its
-result.json. Shapes: P pairs, S sequences, T steps up to the answer, D outputs, H hidden size,
-K vocabulary, G input channels of the layer (gate pre-activations; S4D: H).
+result.json. Shapes: P pairs, S sequences, T steps up to the answer, D components of h(^),
+H hidden size, K vocabulary, G input channels of the layer (gate pre-activations; S4D: H).
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
@@ -31,14 +31,14 @@ from dual_frequency import (
     FIG3_FRESH,
     DualFrequency,
 )
-from reverse import CLAIM_FAMILY
+from reverse import VOCAB_FAMILY
 from suite.figures import Claim, Figure, name_model
 from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
 
 
 # -- Sequence pairs and the similarity of their Jacobians
-def draw_pairs(seed, vocab, length, target, count, device="cpu"):
+def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
     """Draw A and B, (4 count, T) each: `count` pairs per condition, condition by condition."""
     half = vocab // 2  # the first Rare integer
     pairs = []
@@ -47,15 +47,15 @@ def draw_pairs(seed, vocab, length, target, count, device="cpu"):
         rare_target, rare_disturbants = (int(x == "rare") for x in condition.split("/"))
         rows = common.uniform_integers(rng_key, (count, 2, length), half)
         rows += rare_disturbants * half
-        rows[:, :, target - 1] += (rare_target - rare_disturbants) * half
-        # A and B are equal up to the target, and hence share its state (section 4.3)
-        rows[:, 1, :target] = rows[:, 0, :target]
-        pairs.append(F.pad(rows, (0, length + 1 - target), value=vocab))
+        rows[:, :, target_step - 1] += (rare_target - rare_disturbants) * half
+        # A and B are equal up to the target_step, and hence share its state (section 4.3)
+        rows[:, 1, :target_step] = rows[:, 0, :target_step]
+        pairs.append(F.pad(rows, (0, length + 1 - target_step), value=vocab))
     return torch.cat(pairs).unbind(1)
 
 
 @torch.no_grad()
-def stability(model, a, b, target, chunk_size=64):
+def stability(model, a, b, target_step, chunk_size=64):
     """Return (P,) sum_i w_i cos(J_i^A, J_i^B), w_i proportional to |J_i^A||J_i^B|.
 
     A and B are tokens (P, T); J_i is output i's row of the Jacobian. At H = 512, 64 pairs
@@ -69,7 +69,7 @@ def stability(model, a, b, target, chunk_size=64):
     for chunk in zip(a.split(chunk_size), b.split(chunk_size)):
         rows = torch.cat(chunk)  # (S, T), first all A, then all B
         inputs = by_token[rows.T] + by_step[:, None]  # (T, S, G)
-        similarities.append(similarity(model.layer, inputs, target))
+        similarities.append(similarity(model.layer, inputs, target_step))
     return torch.cat(similarities)
 
 
@@ -81,7 +81,7 @@ def weighted_cosine(inner):
 
 
 # -- GRU and LSTM: product of step Jacobians, from the output step to the target
-def recurrent_stability(layer, inputs, target):
+def recurrent_stability(layer, inputs, target_step):
     """Return GRU or LSTM stability (P,) from gate inputs (T, S, G)."""
     cell, weight, bias = recurrent_parameters(layer)
     sequences, H = inputs.shape[1], layer.hidden_size
@@ -99,7 +99,7 @@ def recurrent_stability(layer, inputs, target):
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), z: state
     J = inputs.new_zeros(parts, sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
     J[-1] = torch.eye(H)
-    for steps, step_grads in enumerate(reversed(grads[target:]), 1):
+    for steps, step_grads in enumerate(reversed(grads[target_step:]), 1):
         J = chain_step(J, step_grads, weight)
         if steps % 8 == 0:
             J = rescale(J)
@@ -133,7 +133,7 @@ def rescale(J):
 
 
 # -- S4D: a linear recurrence, so Jacobians differ only in the output step's nonlinearity
-def s4d_stability(layer, inputs, target):
+def s4d_stability(layer, inputs, target_step):
     """Return S4D stability (P,): J[i, (h, n)] = M[i, h] w[h, n]; all sequences share w.
 
     M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input, and p and q
@@ -150,7 +150,7 @@ def s4d_stability(layer, inputs, target):
     p, q = (half.chunk(2) for half in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
     # w without its constant factor, which cancels. The input weight (exp(dt A) - 1) / A is part
     # of the state, hence not of w (Gu et al., 2022)
-    decay = (layer.discretise()[0] * (len(inputs) - target)).exp()
+    decay = (layer.discretise()[0] * (len(inputs) - target_step)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
     w2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
 
@@ -169,10 +169,10 @@ def elementwise_grad(function, x):
 
 # -- The trials
 class Stability(DualFrequency):
-    """Evaluate a dual_frequency.py trial, `source_trial`, whose folder and flags it shares."""
+    """Evaluate a dual_frequency.py trial, `source_task`, whose folder and flags it shares."""
 
     name, result_file = "stability", "stability.json"
-    flags = (
+    extra_flags = (
         Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm", "s4d")),
         Flag(
             "pairs",
@@ -198,12 +198,12 @@ class Stability(DualFrequency):
         return super().defaults(args) | dict(target=s4d_target if args.model == "s4d" else 1)
 
     def __init__(self, args, config, folder):
-        # --overwrite repeats only this part
+        # --overwrite redoes the evaluation, not the training
         off = dict(overwrite=False, evaluate=False)
-        self.source_trial = cli.make_task(DualFrequency, vars(args) | off)
-        # Checked, but not in the folder's name
+        self.source_task = cli.make_task(DualFrequency, vars(args) | off)
+        # Recorded and compared, but not in the folder's name
         config |= dict(pairs=args.pairs, target=args.target)
-        super().__init__(args, config, self.source_trial.folder)
+        super().__init__(args, config, self.source_task.folder)
 
     def check(self):
         super().check()
@@ -220,19 +220,19 @@ class Stability(DualFrequency):
     def run(self):
         """Train with --train, evaluate unless done, and print the last stabilities."""
         path = self.folder / self.result_file
-        if not files.is_finished(self):
-            if not self.args.train and not files.is_finished(self.source_trial):
+        if not files.can_skip(self):
+            if not self.args.train and not files.can_skip(self.source_task):
                 raise UsageError(f"{self.folder} is not finished: use --train to train it")
-            training.train(self.source_trial)
+            training.train(self.source_task)
             with files.lock(self.folder):
-                files.write_json(path, self.measure())
+                files.write_json(path, self.evaluate_snapshots())
         with files.prefix_errors(path):
             for condition, values in files.read_json(path)["by_condition"].items():
                 print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
         return 0
 
-    def measure(self):
-        """Compute stability.json."""
+    def evaluate_snapshots(self):
+        """Return the content of stability.json."""
         args, device = self.args, machine.choose_device(self.args)
         paths = self.folder.glob("snapshots/*.pt")
         snapshots = {int(path.stem): path for path in paths if path.stem.isdigit()}
@@ -251,7 +251,7 @@ class Stability(DualFrequency):
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
             with files.prefix_errors(path):
-                files.require_same_flags(snapshot["config"], self.source_trial.config)
+                files.require_same_flags(snapshot["config"], self.source_task.config)
                 model.load_state_dict(snapshot["model"])
             per_pair = stability(model, a, b, args.target)
             means = per_pair.view(len(CONDITIONS), -1).mean(1).tolist()
@@ -273,14 +273,14 @@ def mean_stability(result, conditions):
     return np.mean([list(by_condition[c].values()) for c in conditions], axis=0)
 
 
-def gaps(result):
+def stability_gaps(result):
     """Return the gap in stability, Frequent - Rare disturbants, at each snapshot."""
     return mean_stability(result, AMONG_FREQUENT) - mean_stability(result, AMONG_RARE)
 
 
 def initial_gap_excess(result):
     """Return the first snapshot's gap minus the mean over all."""
-    by_snapshot = gaps(result)
+    by_snapshot = stability_gaps(result)
     return by_snapshot[0] - by_snapshot.mean()
 
 
@@ -294,9 +294,9 @@ def snapshot_curves(result):
 METRICS = {
     "stability among Rare disturbants": lambda x: mean_stability(x, AMONG_RARE)[-1],
     "stability among Frequent disturbants": lambda x: mean_stability(x, AMONG_FREQUENT)[-1],
-    "stability: Frequent - Rare disturbants": lambda x: gaps(x)[-1],
+    "stability: Frequent - Rare disturbants": lambda x: stability_gaps(x)[-1],
 }
-OPTIONS = dict(
+FIG5_OPTIONS = dict(
     curves=snapshot_curves,
     x="iteration of the snapshot",
     y="stability",
@@ -307,16 +307,16 @@ Stability.figures["fig5"] = Figure(
     "Gradient stability (target/disturbants)",
     FIG3 | {"desk": FIG5_DESK},
     METRICS | {"Frequent - Rare: first snapshot - mean of snapshots": initial_gap_excess},
-    **OPTIONS,
+    **FIG5_OPTIONS,
 )
 Stability.figures["fig5-fresh"] = Figure(
     "Gradient stability, seeds 5 to 10",
     FIG3_FRESH,
     METRICS,
     claims=(
-        Claim(CLAIM_FAMILY, "stability among Rare disturbants", dict(model="lstm", vocab=256)),
+        Claim(VOCAB_FAMILY, "stability among Rare disturbants", dict(model="lstm", vocab=256)),
     ),
-    **OPTIONS,
+    **FIG5_OPTIONS,
 )
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class VariableLength(Reverse):
         "desk": Reverse.scales["desk"] | dict(min_length=8),
         "smoke": Reverse.scales["smoke"] | dict(min_length=4),
     }
-    flags = [
+    extra_flags = [
         Flag(
             "min_length",
             32,
@@ -48,7 +48,7 @@ class VariableLength(Reverse):
     def draw(self, rng_key, shape):
         """Draw rows of random length, padded with commands to (*shape, L)."""
         rows = super().draw(rng_key, shape)
-        length_key = splitmix64_mix(rng_key)  # independent of rng_key
+        length_key = splitmix64_mix(rng_key)  # of a second, independent stream
         extra = uniform_integers(length_key, (*shape, 1), len(self.input_lengths()))
         lengths = self.args.min_length + extra
         padding = torch.arange(self.length, device=rows.device) >= lengths
@@ -81,7 +81,7 @@ class VariableLength(Reverse):
         total = sum(self.vocab**-n for n in self.input_lengths())
         return self.args.held_out * total / len(self.input_lengths())
 
-    def adjust_metrics(self, metrics, correct):
+    def task_metrics(self, metrics, correct):
         """Add token accuracy by length to the metrics."""
         correct = correct.reshape(len(self.input_lengths()), -1, self.length)
         by_length = {n: float(r[:, :n].mean()) for n, r in zip(self.input_lengths(), correct)}

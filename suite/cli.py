@@ -94,8 +94,8 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     execution.add_argument(
         "--list",
-        help="print the commands of a figure's trials (no FIGURE: all figures); flags they set "
-        "select among them, other flags apply to all",
+        help="print the commands of a figure's trials (no FIGURE: all figures); flags that "
+        "the trials set, such as --pe, select trials; other flags apply to all",
         **figure,
     )
     execution.add_argument(
@@ -108,7 +108,7 @@ def parse(task_class, argv):
 
 def flags_of(task_class):
     """Return {name: Flag}, defaults at paper scale; the task's flags override shared ones."""
-    flags = {flag.name: flag for flag in (*FLAGS, *EXECUTION_FLAGS, *task_class.flags)}
+    flags = {flag.name: flag for flag in (*FLAGS, *EXECUTION_FLAGS, *task_class.extra_flags)}
     for name, default in task_class.scales["paper"].items():
         flags[name] = flags[name]._replace(default=default)
     return flags
@@ -121,7 +121,7 @@ def epilog_lines(task_class):
         flags = {k: flags[k] for k in order if k in flags}
         flags = {} if name == "paper" else flags
         yield f"--scale {name}: {shlex.join(format_flags(flags)) or 'the defaults above'}"
-    if "pe" not in {flag.name for flag in task_class.flags}:
+    if "pe" not in {flag.name for flag in task_class.extra_flags}:
         for name, encoding in common.ENCODINGS.items():
             yield f"--pe {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
     for name, figure in task_class.figures.items():
@@ -177,7 +177,8 @@ def make_task(task_class, flags):
         raise UsageError("--seed accepts a range only with --list, --all and report.py")
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes the checkpoint that --evaluate needs")
-    recorded = {"precision"} if args.precision == "bf16" else set()  # tf32 counts as fp32
+    # fp32 and tf32 share a trial
+    recorded = {"precision"} if args.precision == "bf16" else set()
     for name, flag in known.items():
         value = getattr(args, name)
         if isinstance(value, int | float) and not flag.at_least <= value < flag.below:
@@ -230,8 +231,8 @@ def trials_of_figure(task_class, given, figure_name):
             continue
         for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
             task = make_task(task_class, given | flags)
-            argv = format_flags(flags | given | flags)  # row flags first
-            trials.setdefault(task.folder, jobs.Trial(task, flags, argv))
+            argv = format_flags(flags | given | flags)  # row flags come first, and win
+            trials.setdefault(task.folder, jobs.Job(task, flags, argv))
     trials = list(trials.values())
     if not trials:
         raise UsageError(f"{subject} has no trial with {mismatch(rows, given)}")
@@ -289,14 +290,14 @@ def cpu_warning(task, given):
 def run_one(task, given):
     if warning := cpu_warning(task, given):
         print(f"warning: {warning}")
-    task.setup()
+    task.load_text()
     return task.run() if task.run else training.train(task)
 
 
 def run_many(task_class, given, trials):
     """Run all trials in parallel processes, then report.py."""
     for trial in trials:  # report a missing text once, not in every trial
-        trial.task.setup()
+        trial.task.load_text()
     first = trials[0].task
     first.prepare_data("cpu")  # likewise report flags that leave no training data
     slots = machine.job_slots(first.args)

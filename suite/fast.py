@@ -1,8 +1,8 @@
 """--engine fast: common.py's models, computed faster; equal up to rounding (tested).
 
 Tokens and time steps are projected separately, once each: a layer's input is
-by_token[token] + by_step[t]. GRU and LSTM use rnn_kernels.py. S4D convolves only at target
-steps, and convolves inputs shared by all rows only once.
+by_token[token] + by_step[t]. GRU and LSTM use rnn_kernels.py, which defines U, G and sizes.
+S4D convolves only at target steps, and convolves inputs shared by all rows only once.
 """
 
 import math

@@ -73,7 +73,7 @@ class Claim(NamedTuple):
 
     family: str  # claims that are Holm-corrected together
     measure: str | Measure
-    cell: dict
+    cell: dict  # flags that select its trials
     contrast: Contrast | None = None
 
 
@@ -149,9 +149,9 @@ def finished_of(results):
     return [result for result in results if result.config]
 
 
-def chance(trial):
+def chance(x):
     """Return chance accuracy of a Result or a Task."""
-    return 1 / trial.config.get("meanings", trial.config["vocab"])
+    return 1 / x.config.get("meanings", x.config["vocab"])
 
 
 # -- Names

@@ -152,8 +152,8 @@ def require_same_trial(content, task):
     require_same_flags(stored, task.config | {"task": task.name})
 
 
-def is_finished(task):
-    """Return whether a result exists; False for --overwrite and --evaluate."""
+def can_skip(task):
+    """Return whether a result exists and neither --overwrite nor --evaluate is given."""
     if task.args.overwrite or task.args.evaluate:
         return False
     path = task.folder / task.result_file

@@ -14,15 +14,15 @@ from typing import NamedTuple
 from common import UsageError
 from suite import files, machine, stop
 from suite.files import FAILED, Exit
-from suite.progress import LiveLine, format_eta
+from suite.progress import LiveLine, format_time_left
 from suite.task import Task
 
 libc = ctypes.CDLL(None)
 PROGRESS_KEYS = "fraction", "accuracy", "duration"  # in progress.json
 
 
-class Trial(NamedTuple):
-    """A task with its command line."""
+class Job(NamedTuple):
+    """A trial to run: its task, grid row and command line."""
 
     task: Task
     flags: dict  # its row of the figure's grid
@@ -35,10 +35,10 @@ class Trial(NamedTuple):
 
 def run(script, trials, n_parallel, slots):
     """Run the unfinished trials, stopping at a signal; return the largest exit code."""
-    waiting = [trial for trial in trials if not seems_finished(trial.task)]
+    waiting = [trial for trial in trials if not can_skip(trial.task)]
     free_slots = list(itertools.islice(itertools.cycle(slots), n_parallel))
     n_unfinished, exit_codes, progress, line = len(waiting), [], {}, LiveLine()
-    running = {}  # {process: (its Trial, its GPU)}
+    running = {}  # {process: (its Job, its GPU)}
 
     def format_progress():
         active = [trial for trial, _ in running.values()]
@@ -46,8 +46,8 @@ def run(script, trials, n_parallel, slots):
         accuracies = format_accuracies(active, progress)
         return f"{exit_codes.count(0)} of {n_unfinished} trials done{left}{accuracies}"
 
-    finished = len(trials) - n_unfinished
-    print(f"{finished} trials finished, {n_unfinished} to run, {n_parallel} in parallel")
+    n_finished = len(trials) - n_unfinished
+    print(f"{n_finished} trials finished, {n_unfinished} to run, {n_parallel} in parallel")
     try:
         while (running or waiting) and not stop.requested:
             while waiting and free_slots:
@@ -110,7 +110,7 @@ def refresh_time_left(trials, progress, n_parallel):
     not_started = dict(fraction=0, duration=mean)
     reports = [progress.get(trial.folder, not_started) for trial in trials]
     left = sum((1 - x["fraction"]) * x["duration"] for x in reports)
-    return f", {format_eta(left / min(n_parallel, len(trials)))}"
+    return f", {format_time_left(left / min(n_parallel, len(trials)))}"
 
 
 def format_accuracies(trials, progress):
@@ -120,10 +120,10 @@ def format_accuracies(trials, progress):
     return f"  running trials' accuracy: {', '.join(accuracies)}" if latest else ""
 
 
-def seems_finished(task):
+def can_skip(task):
     """Return whether a trial is finished; None on errors, which its own process reports."""
     with contextlib.suppress(Exit, UsageError, OSError):
-        return files.is_finished(task)
+        return files.can_skip(task)
 
 
 def end_with_parent():

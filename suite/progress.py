@@ -6,7 +6,7 @@ import sys
 import time
 
 
-def format_eta(seconds):
+def format_time_left(seconds):
     """Return the time left as text."""
     return f"{datetime.timedelta(seconds=round(seconds))} left"
 

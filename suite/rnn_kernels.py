@@ -11,12 +11,12 @@ their sum. The initial state is zero.
     by_step (T, G)   each time step's part: positional encoding, bias, command
     tokens (m,)      indices into by_token for the first m rows; later rows have by_step alone
     gates (N, 4H)    i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRUCell.update); W h_prev
-                     enters the first G columns, inputs the last G
+                     enters the first G columns, inputs the last G (GRU: they overlap)
     state (N, H)     c of the LSTM or h of the GRU, in the weights' precision
     prev (n, H)      the previous state of the rows at a step
     h (N, H)         the output
 
-In backward passes, d_out is the loss's gradient of h, and d_h the next step's.
+In backward passes, h's gradient is d_out (from the readout) plus d_h (from the next step).
 """
 
 from functools import partial
@@ -176,18 +176,18 @@ def previous_states(state, sizes):
     return [torch.zeros_like(state[: sizes[0]]), *previous_rows(state, sizes)]
 
 
-def input_gates(by_token, by_step, tokens, sizes, weight, bias):
-    """Return gates (N, 4H) that lack W h_prev, and W.T; tanh terms are multiplied by -2."""
+def prefill_gates(by_token, by_step, tokens, sizes, weight, bias):
+    """For a CPU: return gates (N, 4H) with the inputs' part, and W.T; tanh's times -2."""
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # inputs of tanh
     by_step = (by_step * scale)[:, None]
     if sizes[0] != sizes[-1]:
         by_step = by_step.repeat_interleave(torch.tensor(sizes), 0)
-    width = sum(sizes) // len(by_step)  # B, or 1 if step sizes differ
-    gates = weight.new_empty(len(by_step), width, 4 * H)  # (T, B, 4H) or (N, 1, 4H)
+    batch = sum(sizes) // len(by_step)  # B, or 1 if step sizes differ
+    gates = weight.new_empty(len(by_step), batch, 4 * H)  # (T, B, 4H) or (N, 1, 4H)
     inputs = gates[:, :, -G:]
-    token_part = (by_token * scale).index_select(0, tokens).view(-1, width, G)
+    token_part = (by_token * scale).index_select(0, tokens).view(-1, batch, G)
     n = len(token_part)
     torch.add(token_part, by_step[:n], out=inputs[:n])
     inputs[n:] = by_step[n:]
@@ -218,7 +218,7 @@ class RecurrentScan(torch.autograd.Function):
         weight_cast = weight.to(by_token.dtype)
         extra = []  # more arguments of `step`, for each step
         if cpu:
-            gates, weight_T = input_gates(by_token, by_step, tokens, sizes, weight, bias)
+            gates, weight_T = prefill_gates(by_token, by_step, tokens, sizes, weight, bias)
             products, step = gates[:, :G].split(sizes), cell.step_in_place
             if cell is LSTMCell:
                 extra = [x.split(sizes) for x in (gates, h, s_c)]
@@ -242,7 +242,7 @@ class RecurrentScan(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         gates, state, h, s_c, tokens, weight_cast = ctx.saved_tensors
-        cell, sizes, compiled, n_distinct = ctx.settings
+        cell, sizes, compiled, U = ctx.settings
         h, state = h.detach(), state.detach()  # to avoid recompilation
         B, (G, H) = sizes[0], weight_cast.shape
         gate_views, prev = split_gates(gates, sizes), previous_states(state, sizes)
@@ -265,14 +265,14 @@ class RecurrentScan(torch.autograd.Function):
             if t:
                 torch.mm(d_products[t], weight_cast, out=d_h[t])
 
-        d_inputs = input_gradients(d_gates[:, -G:], tokens, sizes, n_distinct, state.dtype)
+        d_inputs = input_gradients(d_gates[:, -G:], tokens, sizes, U, state.dtype)
         h_prev = h[:-B] if sizes[-1] == B else torch.cat(previous_rows(h, sizes))
         d_weight = (d_gates[B:, :G].T @ h_prev).to(state.dtype)
         d_bias = None if cell is LSTMCell else d_gates[:, :H].sum(0).to(state.dtype)
         return None, d_weight, d_bias, *d_inputs, None, None, None
 
 
-def input_gradients(d_x, tokens, sizes, n_distinct, dtype):
+def input_gradients(d_x, tokens, sizes, U, dtype):
     """Return the gradients of by_token and by_step from that of their sum."""
     if sizes[-1] == sizes[0]:
         d_by_step = d_x.unflatten(0, (-1, sizes[0])).sum(1)
@@ -280,7 +280,7 @@ def input_gradients(d_x, tokens, sizes, n_distinct, dtype):
         d_by_step = torch.stack([d.sum(0) for d in d_x.split(sizes)])
     # Faster than index_add_, whose CUDA additions to repeated rows are serialised
     d_by_token = torch.ops.aten.embedding_dense_backward(
-        d_x[: len(tokens)].to(dtype), tokens, n_distinct, -1, False
+        d_x[: len(tokens)].to(dtype), tokens, U, -1, False
     )
     return d_by_token, d_by_step
 

@@ -83,9 +83,9 @@ def align(rows):
 
 
 # -- Contrasts
-def default_contrasts(trials):
+def default_contrasts(items):
     """Return the contrasts PE - no PE and PE - control."""
-    encodings = {x.flags.get("pe") for x in trials}
+    encodings = {x.flags.get("pe") for x in items}
     if not encodings.issuperset(NONE_AND_PE):
         return []
     control = [pe for pe in CONTROLS if pe in encodings][:1]
@@ -117,10 +117,10 @@ def key_flags(figure, results):
     return keys
 
 
-def cells_of(measured, keys, omitted=()):
+def cells_of(items, keys, omitted=()):
     """Return the distinct combinations of values of the flags `keys`, except `omitted`."""
     cells = []
-    for x in measured:
+    for x in items:
         cell = {key: x.flags.get(key) for key in keys if key not in omitted}
         if cell not in cells:
             cells.append(cell)
@@ -255,7 +255,7 @@ def claim_row(claim, link, results):
         subject, means = claim.contrast.label, ["-"] * 3
     else:
         subject = ", ".join(name_cell(claim.cell))
-        arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high
+        arms = contrasts[0].low, contrasts[-1].low, contrasts[0].high  # no PE, control, PE
         means = [format_mean(matching(measured, arm), measure) for arm in arms]
         differences = [f"{c.label}: {text}" for c, text in zip(contrasts, differences)]
     sizes = [len(matching(measured, arm)) for c in contrasts for _, arm in c.terms()]

@@ -84,7 +84,7 @@ FLAGS = [
     Flag(
         "held_out",
         None,
-        "number of held-out test sequences (default: 1024; Fig. 3: 64 L)",
+        "number of test sequences, held out from training (default: 1024; Fig. 3: 64 L)",
         int,
         at_least=1,
         below=1_000_000,
@@ -139,7 +139,7 @@ class Task:
     name = ""  # folder name of its trials
     scales = {}  # scale -> {flag: default}, where it differs from the paper's
     figures: dict  # name -> figures.Figure
-    flags = ()  # task-specific Flags
+    extra_flags = ()  # added to FLAGS, or replacing those of the same name
     unused_flags = ()  # names of shared flags that do not apply
     omitted_at_default = ()  # flags that are not recorded at their default
     folder_prefixes = dict(model="", pe="", vocab="K", length="L")  # as lstm-sin-K256-L32
@@ -167,7 +167,7 @@ class Task:
             held_out=1024,
             warmup=min(1000, args.iterations // 10),
             snapshot_every=0,
-            amplitude=common.ENCODINGS[args.pe].default_norm(args.embed),
+            amplitude=common.ENCODINGS[args.pe].table_norm(args.embed),
         )
 
     def __init__(self, args, config, folder):
@@ -184,8 +184,8 @@ class Task:
         # The constructor checks its arguments
         common.ENCODINGS[a.pe](self.n_steps(), a.embed, **self.encoding_options())
 
-    def setup(self):
-        """Load a text or other input files, before training."""
+    def load_text(self):
+        """Find or load a language model's text, before training."""
 
     # -- the model
 
@@ -194,9 +194,9 @@ class Task:
         return 2 * self.length
 
     def encoding_options(self):
-        """Return the encoding's keyword arguments; the output starts after --length steps."""
+        """Return the encoding's keyword arguments."""
         a = self.args
-        unencoded = {
+        unencoded = {  # steps; the output starts at step --length
             "both": None,
             "input": slice(self.length, None),
             "output": slice(self.length),
@@ -237,7 +237,7 @@ class Task:
     # -- the data
 
     def draw(self, rng_key, shape):
-        """Draw integers for make_batch, (*shape, W), from rng_key alone; here L below K."""
+        """Draw rows (*shape, W) from rng_key alone; here W = L integers, uniform below K."""
         return common.uniform_integers(rng_key, (*shape, self.length), self.vocab)
 
     def make_batch(self, rows):
@@ -275,9 +275,8 @@ class Task:
         rng_key = common.key(
             self.seed_on_device, common.TRAIN_STREAM, i, device=self.fallback_row.device
         )
-        candidates = self.draw(
-            rng_key, (self.test_set.n_candidates, self.batch_size)
-        )  # (R, B, W)
+        shape = self.test_set.n_candidates, self.batch_size
+        candidates = self.draw(rng_key, shape)  # (R, B, W)
         return self.make_batch(self.test_set.first_allowed(candidates, self.fallback_row))
 
     def test_batch(self):
@@ -288,7 +287,7 @@ class Task:
         batch = self.test_batch()
         predictions, losses = common.predict(engine.features, model, batch, self.batch_size)
         metrics = common.sequence_metrics(batch, predictions, losses)
-        return self.adjust_metrics(metrics, (predictions == batch.targets).cpu().numpy())
+        return self.task_metrics(metrics, (predictions == batch.targets).cpu().numpy())
 
     def examples(self, model, engine):
         """Return inputs, targets and predictions for the last two held-out sequences."""
@@ -298,6 +297,6 @@ class Task:
         rows = zip(inputs.tolist(), batch.targets.tolist(), predictions.tolist())
         return [dict(zip(("inputs", "targets", "predictions"), row)) for row in rows]
 
-    def adjust_metrics(self, metrics, correct):
+    def task_metrics(self, metrics, correct):
         """Add accuracy by position; `correct` (N, M) marks correct predictions."""
         return metrics | {"accuracy_by_position": correct.mean(0).tolist()}

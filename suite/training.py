@@ -15,12 +15,12 @@ import common
 from common import UsageError
 from suite import files, graphs, machine, stop
 from suite.files import FAILED, NOT_FINITE, Exit
-from suite.progress import LiveLine, format_eta
+from suite.progress import LiveLine, format_time_left
 
 
 def train(task):
     """Run a trial from its last checkpoint, if any: train, evaluate; return the exit code."""
-    if files.is_finished(task):
+    if files.can_skip(task):
         print(f"{task.folder} is already finished (--overwrite retrains, --evaluate re-tests)")
         return files.print_result(task)
     if task.args.evaluate and not (task.folder / "result.json").exists():
@@ -64,7 +64,7 @@ class Trainer:
         self.iteration, self.seconds, self.curve = 0, 0.0, []
         self.rng_modules = [torch, torch.cuda] if device.type == "cuda" else [torch]
         self.previous_records = []  # of earlier processes of this trial
-        self.record = {
+        self.record = {  # of this process
             "task": task.name,
             "config": task.config,
             "parameters": sum(p.numel() for p in self.model.parameters()),
@@ -103,17 +103,15 @@ class Trainer:
     # -- training step
 
     def train_on(self, batch):
-        """Take a training step without host-device synchronisation, as CUDA graphs require."""
-        loss_and_grad_ = graphs.maybe_compile(
-            common.cross_entropy_and_grad_, self.engine.compiled
-        )
+        """Take a step and add to the sums; no synchronisation, as CUDA graphs require."""
+        logits_to_grad_ = graphs.maybe_compile(common.logits_to_grad_, self.engine.compiled)
         loss, accuracy = common.train_step(
             self.model,
             self.engine.features,
             batch,
             self.optimizer,
             self.args.clip,
-            loss_and_grad_,
+            logits_to_grad_,
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
@@ -244,7 +242,7 @@ class Trainer:
         """Return a progress line; synchronises host and device."""
         i, iterations = self.iteration, self.args.iterations
         loss, accuracy = self.means()
-        left = format_eta((iterations / i - 1) * self.seconds)
+        left = format_time_left((iterations / i - 1) * self.seconds)
         metrics = f"train accuracy {accuracy:.3f}  loss {loss:.3f}"
         speed = f"{i}/{iterations}, {i / self.seconds:.3g} it/s"
         return f"{100 * i // iterations:3}%  {left}  {metrics}  {speed}"
