@@ -201,12 +201,12 @@ def main():
     content = machine.provenance(machine.Engine("fast"), device)
     measured = {name: time_configuration(name, device, task_argv) for name in args.only}
     content |= {"repeats": REPEATS, "configurations": measured}
-    if args.json:
-        files.write_json(args.json, content)
     lines = [*timing_table(content)]
     if given.keys() <= {"device", "precision"}:  # other flags change the sizes
         lines += hours_table(content)
     print(*lines, sep="\n")
+    if args.json:
+        files.write_json(args.json, content)
 
 
 if __name__ == "__main__":

@@ -233,7 +233,9 @@ class Sinusoid(Encoding):
 
     def make_table(self, n_steps, size):
         if size % 2:
-            raise UsageError(f"--embed {size} is odd: sinusoidal PE has sine-cosine pairs")
+            raise UsageError(
+                f"--embed {size} must be even: sinusoidal PE has sine-cosine pairs"
+            )
         start, end = self.bands
         exponent = torch.arange(0, size, 2, dtype=torch.float64) / size  # from 0 to below 1
         kept = (start <= exponent) & (exponent < end)

@@ -94,7 +94,7 @@ class Shakespeare(Task):
         if a.width % (2 * a.heads):  # rotary needs pairs
             raise UsageError(f"--width {a.width} is not a multiple of twice --heads {a.heads}")
 
-    def load_text(self):
+    def load_inputs(self):
         """Read the text and add its SHA-256 to the config."""
         path = Path(self.args.data)
         if not path.is_file():

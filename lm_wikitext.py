@@ -75,7 +75,7 @@ class WikiText(Task):
     batch_in_graph = False  # batches vary in size
     model_class = PackedModel
 
-    def load_text(self):
+    def load_inputs(self):
         """Find the text, find or make its tokens, and add their hashes to the config."""
         data = Path(self.args.data)
         text_hash = text_sha256(data)

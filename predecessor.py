@@ -31,9 +31,7 @@ class Predecessor(Task):
 
     def check(self):
         if not 2 <= self.length <= self.vocab:
-            raise UsageError(
-                f"--length must be from 2 to --vocab {self.vocab}: integers are distinct"
-            )
+            raise UsageError(f"--length must be from 2 to --vocab {self.vocab}")
         super().check()
 
     def n_steps(self):

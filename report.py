@@ -40,7 +40,7 @@ from suite.tables import caption_parts, claims_table, contrast_table, means_tabl
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
 Means over seeds ± 95% CI or [95% CI] (Student's t). Differences: [95% CI] and p (Welch's
-t-test; paired t-test where marked)."""
+t-test; paired t-test where marked), from 3 seeds on. Censored: beyond the values tested."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
     "<!-- end of preregistered claims -->",
@@ -61,7 +61,9 @@ def skip_if_invalid(path):
     try:
         yield
     except Exception as error:  # noqa: BLE001
-        print(f"left out: {path}: {clean(repr(error))[:300]}")
+        known = isinstance(error, files.Exit | UsageError)
+        message = str(error.args[-1]).removeprefix(f"{path} ") if known else repr(error)
+        print(f"left out: {path}: {clean(message)[:300]}")
 
 
 def finite_float(x):
@@ -149,17 +151,19 @@ def section(task_class, name, results, args):
     if args.brief:
         del measures[1:]
     yield f"### {task_class.script()} {name}"
-    caption = [figure.title, f"{args.scale} scale", *caption_parts(figure, results, measures)]
+    parts = [f"{args.scale} scale", *caption_parts(figure, results, measures)]
+    caption = f"{figure.title}: {'; '.join(parts)}"
     finished = finished_of(results)
     if not finished:
-        yield "; ".join(caption)
+        yield caption
         out = [] if args.out == "runs" else ["--out", args.out]
-        argv = shlex.join(["--scale", args.scale, "--all", name, *out, *args.task_argv])
+        scale = [] if args.scale == "paper" else ["--scale", args.scale]
+        argv = shlex.join([*scale, "--all", name, *out, *args.task_argv])
         yield f"to train them: python {task_class.script()} {argv}"
         return
     plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.task_argv else ''}.svg"
     link = write_plot(figure, finished, Path(args.out, "figures", plot), args.write)
-    yield "; ".join(caption)
+    yield caption
     yield describe_provenance(finished) + link
     if args.write:
         yield "```text"
@@ -242,7 +246,7 @@ def find_task_class(script):
     """Return the Task subclass defined in a script of the suite or of a user."""
     path = Path(script)
     if path.suffix != ".py" or not path.is_file():
-        raise UsageError(f"{script} is neither a script nor a folder")
+        raise UsageError(f"{script} is neither a script nor a folder; see --help")
     sys.path.insert(0, str(path.resolve().parent))
     for value in vars(importlib.import_module(path.stem)).values():
         is_local = isinstance(value, type) and value.__module__ == path.stem
@@ -263,7 +267,7 @@ def main():
     )
     parser.add_argument("--out", default="runs", help="folder of all trials (default: runs)")
     parser.add_argument(
-        "--brief", action="store_true", help="print only the first metric, without contrasts"
+        "--brief", action="store_true", help="print only the main metric of each figure"
     )
     parser.add_argument(
         "--write",
@@ -291,20 +295,21 @@ def dispatch(args, positionals):
 
 def print_tables(args, script="", *names):
     if args.task_argv and not script:
-        raise UsageError(f"name a script before {shlex.join(args.task_argv)}")
+        raise UsageError("script and figures come first: report.py reverse.py fig2 --model gru")
     available = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
     if not available:
         raise UsageError(f"no figure has trials at --scale {args.scale}")
     if set(names) - {name for _, name in available}:
         choices = ", ".join(name for _, name in available)
         raise UsageError(f"no such figure at --scale {args.scale}; choose from: {choices}")
-    lines, error = [], UsageError(f"no finished trials at --scale {args.scale} in {args.out}")
+    lines = []
+    error = UsageError(f"{args.out} has no finished trials at --scale {args.scale}")
     for task_class, name in available:
         if not names or name in names:
             try:
                 results = load_results(task_class, name, args)
             except UsageError as why:  # no trial has these flags
-                error = why
+                error = why if names else error
                 continue
             if names or finished_of(results):
                 lines += section(task_class, name, results, args)

@@ -9,8 +9,7 @@
                            A's and B's J: 1 if parallel, 0 if orthogonal.
 
 Evaluates all snapshots of a dual_frequency.py trial and writes stability.json beside its
-result.json. Shapes: P pairs, S sequences, T steps up to the answer, D components of h(^),
-H hidden size, K vocabulary, G input channels of the layer (gate pre-activations; S4D: H).
+result.json.
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
@@ -37,7 +36,9 @@ from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
 
 
-# -- Sequence pairs and the similarity of their Jacobians
+# -- Sequence pairs and the similarity of their Jacobians. Shapes: P pairs, S sequences, T steps
+# up to the answer, D components of h(^), H hidden size, K vocabulary, G input channels of the
+# layer (gate pre-activations; S4D: H)
 def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
     """Draw A and B, (4 count, T) each: `count` pairs per condition, condition by condition."""
     half = vocab // 2  # the first Rare integer
@@ -177,7 +178,7 @@ class Stability(DualFrequency):
         Flag(
             "pairs",
             1024,
-            "pairs in total, over 4 conditions",
+            "sequence pairs in total, over 4 conditions",
             at_least=4,
             identifies_trial=False,
         ),
@@ -217,12 +218,14 @@ class Stability(DualFrequency):
         if a.target > self.length:
             raise UsageError(f"--target {a.target} is outside the input, 1 to {self.length}")
 
+    def load_inputs(self):
+        if not (self.args.train or files.can_skip(self) or files.can_skip(self.source_task)):
+            raise UsageError(f"{self.folder} is not finished: use --train to train it")
+
     def run(self):
         """Train with --train, evaluate unless done, and print the last stabilities."""
         path = self.folder / self.result_file
         if not files.can_skip(self):
-            if not self.args.train and not files.can_skip(self.source_task):
-                raise UsageError(f"{self.folder} is not finished: use --train to train it")
             training.train(self.source_task)
             with files.lock(self.folder):
                 files.write_json(path, self.evaluate_snapshots())
@@ -247,7 +250,7 @@ class Stability(DualFrequency):
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         by_condition = {condition: {} for condition in CONDITIONS}
-        print("stability:", *CONDITIONS)
+        print(f"stability by target/disturbants: {', '.join(CONDITIONS)}")
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
             with files.prefix_errors(path):

@@ -225,7 +225,7 @@ def task_of(words="", task=Reverse, build=False):
     """The task of a command line; `build` adds its held-out set."""
     found = cli.parse_task(task, shlex.split(words))
     if build:
-        found.load_text()
+        found.load_inputs()
         found.prepare_data(CPU)
     return found
 

@@ -30,7 +30,7 @@ EXECUTION_FLAGS = [
     Flag(
         "snapshot_every",
         None,
-        "iterations between weight snapshots (default: 0, none; Fig. 3: up to 5000)",
+        "iterations between weight snapshots (default: 0, none)",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv", at_least=1),
@@ -38,7 +38,7 @@ EXECUTION_FLAGS = [
     Flag(
         "engine",
         "auto",
-        "fast (own kernels) or torch (torch.nn), equal up to rounding; auto: the faster",
+        "fast: this suite's kernels; torch: torch.nn; equal up to rounding; auto: the faster",
         choices=("auto", "fast", "torch"),
     ),
     Flag(
@@ -63,14 +63,17 @@ EXECUTION_FLAGS = [
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
 
-EXIT_CODES = "exit codes: 0 done, 1 failed, 2 wrong flags, 3 diverged, 73 in use, 75 stopped"
+EXIT_CODES = """\
+exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 in use by another
+process, 75 interrupted (run again to resume)"""
 METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"}
 
 
 # -- Parsing and formatting flags
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        self.exit(files.BAD_FLAGS, f"{self.prog}: error: {' '.join(str(message).split())}\n")
+        hint = "; see --help" if message.startswith("unrecognized") else ""
+        self.exit(files.BAD_FLAGS, f"{self.prog}: error: {' '.join(message.split())}{hint}\n")
 
 
 def parse(task_class, argv):
@@ -94,13 +97,13 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     execution.add_argument(
         "--list",
-        help="print the commands of a figure's trials (no FIGURE: all figures); flags that "
-        "the trials set, such as --pe, select trials; other flags apply to all",
+        help="print the commands of a figure's trials (default: all figures); flags that vary "
+        "in the figure, such as --model, select trials; others are added to every trial",
         **figure,
     )
     execution.add_argument(
         "--all",
-        help="run these trials in parallel, then print a table",
+        help="run these trials in parallel, then print their table",
         **figure,
     )
     return vars(parser.parse_args(argv))
@@ -115,18 +118,20 @@ def flags_of(task_class):
 
 
 def epilog_lines(task_class):
-    """Yield lines that explain the values of --scale, --pe and --list, and exit codes."""
+    """Yield lines that explain the scales, encodings, figures and exit codes."""
+    yield "scales:"
     for name, flags in task_class.scales.items():
         order = [k for k in flags_of(task_class) if k not in task_class.unused_flags]
-        flags = {k: flags[k] for k in order if k in flags}
-        flags = {} if name == "paper" else flags
-        yield f"--scale {name}: {shlex.join(format_flags(flags)) or 'the defaults above'}"
+        flags = {k: flags[k] for k in order if k in flags and name != "paper"}
+        yield f"  {name}: {shlex.join(format_flags(flags)) or 'the defaults above'}"
     if "pe" not in {flag.name for flag in task_class.extra_flags}:
+        yield "encodings:"
         for name, encoding in common.ENCODINGS.items():
-            yield f"--pe {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
+            yield f"  {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
+    yield "figures, with the number of trials at each scale:"
     for name, figure in task_class.figures.items():
-        sizes = [f"{scale} {len(rows)}" for scale, rows in figure.grids.items()]
-        yield f"--list {name}: {figure.title} (trials: {', '.join(sizes)})"
+        sizes = [f"{scale} {len(trials)}" for scale, trials in figure.grids.items()]
+        yield f"  {name}: {figure.title} ({', '.join(sizes)})"
     yield EXIT_CODES
 
 
@@ -206,8 +211,10 @@ def trial_folder(task_class, args, config, defaults):
             parts.append(f"{flag.replace('_', '-')}={value}")
     folder = Path(args.out, task_class.name, "-".join(parts), f"seed{args.seed}")
     for path in folder.parents:
-        if len(path.name) > 255 or os.path.isfile(path):
-            raise UsageError(f"{path} is a file, or its name is too long for a folder")
+        if os.path.isfile(path):
+            raise UsageError(f"{path} is a file, not a folder")
+        if len(path.name) > 255:
+            raise UsageError(f"too many flags for a folder's name: {path.name}")
     return folder
 
 
@@ -225,7 +232,7 @@ def trials_of_figure(task_class, given, figure_name):
     if not rows:
         figures = [task_class.figures[name] for name in names]
         scales = dict.fromkeys(s for x in figures for s, rows in x.grids.items() if rows)
-        raise UsageError(f"{subject} has no trials (scales with trials: {', '.join(scales)})")
+        raise UsageError(f"{subject} has no trials: use --scale {' or '.join(scales)}")
     for row in rows:
         if any(given.get(k, x) != x for k, x in row.items() if k != "seed"):
             continue
@@ -290,14 +297,14 @@ def cpu_warning(task, given):
 def run_one(task, given):
     if warning := cpu_warning(task, given):
         print(f"warning: {warning}")
-    task.load_text()
+    task.load_inputs()
     return task.run() if task.run else training.train(task)
 
 
 def run_many(task_class, given, trials):
     """Run all trials in parallel processes, then report.py."""
     for trial in trials:  # report a missing text once, not in every trial
-        trial.task.load_text()
+        trial.task.load_inputs()
     first = trials[0].task
     first.prepare_data("cpu")  # likewise report flags that leave no training data
     slots = machine.job_slots(first.args)

@@ -159,6 +159,10 @@ ENCODING_NAMES = {"none": "no PE", "sin": "PE"}
 FLAG_NAMES = {"vocab": "K", "length": "L", "meanings": "M"}
 CAPTIONS = {
     "hidden": "{} units",
+    "embed": "embedding size {}",
+    "held_out": "{:,} test sequences",
+    "min_length": "lengths from {}",
+    "snapshot_every": "snapshots every {:,} iterations",
     "iterations": "{:,} iterations",
     "lr": "learning rate {:g}",
 }

@@ -46,6 +46,9 @@ def run(script, trials, n_parallel, slots):
         accuracies = format_accuracies(active, progress)
         return f"{exit_codes.count(0)} of {n_unfinished} trials done{left}{accuracies}"
 
+    if not waiting:
+        print(f"all {len(trials)} trials are finished")
+        return 0
     n_finished = len(trials) - n_unfinished
     print(f"{n_finished} trials finished, {n_unfinished} to run, {n_parallel} in parallel")
     try:

@@ -84,7 +84,7 @@ FLAGS = [
     Flag(
         "held_out",
         None,
-        "number of test sequences, held out from training (default: 1024; Fig. 3: 64 L)",
+        "number of test sequences, held out from training (default: 1024)",
         int,
         at_least=1,
         below=1_000_000,
@@ -110,12 +110,12 @@ FLAGS = [
     Flag(
         "bands",
         "0:1",
-        "START:END, the sinusoid's frequencies to keep, from 0 (highest) to 1 (lowest)",
+        "keep this part of the sinusoids, from 0 (highest frequency) to 1 (lowest)",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
-    Flag("beta2", 0.999, "Adam's beta2; the released code uses 0.98", below=1),
-    Flag("eps", 1e-8, "Adam's epsilon; the released code uses 1e-9"),
+    Flag("beta2", 0.999, "Adam's beta2", below=1),
+    Flag("eps", 1e-8, "Adam's epsilon"),
     Flag("clip", 1.0, "gradient clipping norm; 0 disables clipping"),
 ]
 # Settings that the tasks share at scales desk (laptops) and smoke (tests)
@@ -184,8 +184,8 @@ class Task:
         # The constructor checks its arguments
         common.ENCODINGS[a.pe](self.n_steps(), a.embed, **self.encoding_options())
 
-    def load_text(self):
-        """Find or load a language model's text, before training."""
+    def load_inputs(self):
+        """Find or load what the trial reads, such as a text, before training."""
 
     # -- the model
 

@@ -155,6 +155,7 @@ class Trainer:
         summary = f"{self.record['parameters']:,} parameters on {self.record['device']}"
         i = self.iteration
         start = f"resuming at iteration {i}" if i else "training from scratch"
+        start = "evaluating" if self.args.evaluate else start
         print(f"{self.folder}: {summary}, {start}")
         self.build_step()
 
