@@ -19,7 +19,6 @@ import itertools
 import math
 import statistics
 import time
-from argparse import RawDescriptionHelpFormatter
 from collections import defaultdict
 from pathlib import Path
 
@@ -181,9 +180,7 @@ def format_row(name, trial_hours):
 
 
 def main():
-    parser = cli.Parser(
-        "bench.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("bench.py", __doc__)
     parser.add_argument(
         "--only",
         choices=CONFIGURATIONS,

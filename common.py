@@ -275,7 +275,7 @@ class Learned(Encoding):
 
 
 class Ramp(Constant):
-    """A fixed random unit vector times t / T, t = 1, 2, ..., T: not periodic."""
+    """A fixed random unit vector times t / T for time steps t = 1 to T: not periodic."""
 
     def make_table(self, n_steps, size):
         steps = torch.arange(1, n_steps + 1)[:, None]
@@ -283,7 +283,7 @@ class Ramp(Constant):
 
 
 class Counter(Encoding):
-    """The time step in binary (-1 and 1, least significant bit first), repeated to fill E."""
+    """The time step in binary (-1 and 1, low bits first), repeated to fill --embed."""
 
     save_table = False
 

@@ -1,19 +1,19 @@
 """Tables and plots of finished trials.
 
-    python report.py                                   # all figures
+    python report.py                                   # all figures with finished trials
     python report.py reverse.py fig2                   # one figure; without fig2: all
     python report.py reverse.py --scale desk --out results
     python report.py runs                              # CSV of all finished trials in a folder
     python report.py --write RESULTS.md --out results  # update the page and results/trials.csv
 
-The script's flags, such as --model, select trials. Tables and plots show means over seeds with
-95% confidence intervals (Student's t). Tables also show differences with 95% confidence
-intervals and two-sided p-values (Welch's t-test, or a paired one where marked).
+The script's flags, such as --model, select trials. Plots are written to OUT/figures. The CSV
+omits columns with a single value. Tables and plots show means over seeds with 95% confidence
+intervals (Student's t). Tables also show differences with 95% confidence intervals and
+two-sided p-values (Welch's t-test, or a paired one where marked).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch
 
-import argparse
 import contextlib
 import csv
 import importlib
@@ -39,8 +39,8 @@ from suite.tables import caption_parts, claims_table, contrast_table, means_tabl
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
-Means over seeds ± 95% CI or [95% CI] (Student's t). Differences: [95% CI] and p (Welch's
-t-test; paired t-test where marked), from 3 seeds on. Censored: beyond the values tested."""
+Means over seeds, ± or [ ]: 95% CI (Student's t). Differences: [95% CI] and p (Welch's t-test;
+paired where marked), with at least 3 seeds. Censored: outside the range that was tested."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
     "<!-- end of preregistered claims -->",
@@ -203,6 +203,8 @@ def bench_lines(out):
 def write_page(args):
     """Regenerate the page's two generated parts and trials.csv."""
     path, csv_text = Path(args.write), trials_csv(args.out)
+    if not path.is_file():
+        raise UsageError(f"--write {path}: no such file")
     pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*DELIMITERS)
     handwritten = re.fullmatch(pattern, path.read_text(), re.DOTALL)
     if not handwritten:
@@ -258,9 +260,8 @@ def find_task_class(script):
 def main():
     parser = cli.Parser(
         "report.py",
+        __doc__,
         usage="report.py [SCRIPT [FIGURE ...] | FOLDER] [flags]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--scale", default="paper", help="scale of the figures (default: paper)"
@@ -287,7 +288,9 @@ def dispatch(args, positionals):
     if args.write:
         write_page(args)
     elif positionals and Path(positionals[0]).is_dir():
-        print(trials_csv(positionals[0]), end="")
+        with contextlib.redirect_stdout(sys.stderr):  # what is left out
+            text = trials_csv(positionals[0])
+        print(text, end="")
     else:
         print_tables(args, *positionals)
     return 0

@@ -33,7 +33,7 @@ EXECUTION_FLAGS = [
         "iterations between weight snapshots (default: 0, none)",
         int,
     ),
-    Flag("log_every", 100, "iterations between rows of curve.csv", at_least=1),
+    Flag("log_every", 100, "iterations between rows of curve.csv (and log lines)", at_least=1),
     Flag("device", "auto", "device; auto: CUDA if available", choices=("auto", "cpu", "cuda")),
     Flag(
         "engine",
@@ -58,7 +58,12 @@ EXECUTION_FLAGS = [
         at_least=1,
         below=1000,
     ),
-    Flag("index", None, "run or list only the n-th trial, from 0 (for SLURM arrays)", int),
+    Flag(
+        "index",
+        None,
+        "with --all or --list: only trial N, from 0 (for SLURM arrays)",
+        int,
+    ),
 ]
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
@@ -71,6 +76,11 @@ METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"
 
 # -- Parsing and formatting flags
 class Parser(argparse.ArgumentParser):
+    def __init__(self, prog, description, **options):
+        formatter = argparse.RawDescriptionHelpFormatter
+        options |= dict(formatter_class=formatter, allow_abbrev=False)
+        super().__init__(prog, description=description, **options)
+
     def error(self, message):
         hint = "; see --help" if message.startswith("unrecognized") else ""
         self.exit(files.BAD_FLAGS, f"{self.prog}: error: {' '.join(message.split())}{hint}\n")
@@ -82,8 +92,6 @@ def parse(task_class, argv):
         task_class.script(),
         description=sys.modules[task_class.__module__].__doc__,
         epilog="\n".join(epilog_lines(task_class)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     experiment = parser.add_argument_group("experiment")
@@ -103,7 +111,7 @@ def parse(task_class, argv):
     )
     execution.add_argument(
         "--all",
-        help="run these trials in parallel, then print their table",
+        help="run the trials that --list prints, in parallel, then print their table",
         **figure,
     )
     return vars(parser.parse_args(argv))
@@ -312,7 +320,8 @@ def run_many(task_class, given, trials):
     with stop.deferred():  # a pending signal takes effect at its end
         code = jobs.run(script, trials, first.args.jobs or len(slots), slots)
     report = Path(__file__).parents[1] / "report.py"
-    words = [script, *filter(None, [given["all"]]), *format_flags(given), "--brief"]
+    shown = {flag: x for flag, x in given.items() if flag not in ("overwrite", "evaluate")}
+    words = [script, *filter(None, [given["all"]]), *format_flags(shown), "--brief"]
     subprocess.run([sys.executable, report, *words], check=False)
     return code
 

@@ -185,5 +185,5 @@ def print_example(inputs, targets, predictions):
     print(f"test example{', first 16 tokens' if len(inputs) > 16 else ''} (* = wrong)")
     marked = [x if x == target else f"{x}*" for x, target in zip(predictions, targets)]
     width = max(len(str(x)) for x in (*inputs, *marked))
-    for name, row in dict(input=inputs, target=targets, output=marked).items():
-        print(f"{name:7}", *[f"{x!s:<{width}}" for x in row[:16]])
+    for name, row in dict(input=inputs, target=targets, predicted=marked).items():
+        print(f"{name:9}", *[f"{x!s:<{width}}" for x in row[:16]])

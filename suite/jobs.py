@@ -50,7 +50,7 @@ def run(script, trials, n_parallel, slots):
         print(f"all {len(trials)} trials are finished")
         return 0
     n_finished = len(trials) - n_unfinished
-    print(f"{n_finished} trials finished, {n_unfinished} to run, {n_parallel} in parallel")
+    print(f"{n_finished} of {len(trials)} trials are finished; {n_parallel} run in parallel")
     try:
         while (running or waiting) and not stop.requested:
             while waiting and free_slots:
@@ -120,7 +120,7 @@ def format_accuracies(trials, progress):
     """Return the latest training accuracy of each trial that has one."""
     latest = [progress[trial.folder] for trial in trials if trial.folder in progress]
     accuracies = [f"{x['accuracy']:.2f}" for x in latest]
-    return f"  running trials' accuracy: {', '.join(accuracies)}" if latest else ""
+    return f"  train accuracy of running trials: {', '.join(accuracies)}" if latest else ""
 
 
 def can_skip(task):

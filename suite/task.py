@@ -74,7 +74,7 @@ FLAGS = [
     ),
     Flag("iterations", 300_000, "number of training iterations", at_least=1),
     Flag("batch", 512, "batch size", at_least=1, below=1_000_000),
-    Flag("lr", 1e-3, "peak learning rate"),
+    Flag("lr", 1e-3, "peak learning rate (linear warm-up, then cosine decay to 0)"),
     Flag(
         "warmup",
         None,

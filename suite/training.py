@@ -38,6 +38,7 @@ def train(task):
             with stop.deferred():
                 trainer.loop()
         trainer.finish()
+    print(f"results in {task.folder}")
     return files.print_result(task)
 
 
@@ -220,7 +221,10 @@ class Trainer:
         tensors = [*self.sums.values(), *self.model.parameters()]
         if not torch.stack([x.isfinite().all() for x in tensors]).all():
             advice = "try a lower --lr"
-            raise Exit(NOT_FINITE, f"training diverged by iteration {self.iteration}; {advice}")
+            raise Exit(
+                NOT_FINITE,
+                f"training diverged (not finite) by iteration {self.iteration}; {advice}",
+            )
 
     def log(self):
         """Add means since the last row to the curve; write progress.json, which --all reads."""
