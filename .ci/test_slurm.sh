@@ -59,7 +59,7 @@ soon() { # SECONDS CONDITION...: it comes true within these seconds
 field() { [[ " $(scontrol show job --oneliner "$1") " =~ " $2="([^ ]*) ]] && echo "${BASH_REMATCH[1]}"; }
 is() { [[ $(field "$1" "$2") == "$3" ]]; }
 says() { grep -qs -- "$2" "$logs/$1"; }
-waits() { [[ -s $logs/$1 ]] && is "$1" JobState RUNNING && ! says "$1" " iteration "; }
+waits() { [[ -s $logs/$1 ]] && is "$1" JobState RUNNING && ! says "$1" "it/s"; }
 ended() { [[ -z $(squeue --noheader --jobs="$1" 2>/dev/null) ]]; }
 flags=(fig2 --scale smoke --save-every 50 --log-every 50) # 12 trials of five to fifteen seconds
 submit() { sbatch --parsable --output="$logs/%A_%a" "$@" slurm_array.sh reverse.py "${flags[@]}" "${more[@]}"; }
@@ -67,7 +67,7 @@ preempt() { sbatch --wait --partition=urgent --cpus-per-task=3 --output=/dev/nul
 two_train() { # elements of array $1 in the first half of their training -> now
     now=()
     for n in $(squeue --noheader --states=RUNNING --jobs="$1" --format=%K); do
-        [[ $(tail -n 1 "$logs/$1_$n" 2>/dev/null) =~ \ iteration\ ([1-9][0-9]{1,2})/ ]] && now+=("$n")
+        [[ $(tail -n 1 "$logs/$1_$n" 2>/dev/null) =~ \ ([1-9][0-9]{1,2})/ ]] && now+=("$n")
     done
     ((${#now[@]} == 2))
 }
@@ -80,16 +80,16 @@ soon 30 eval '[[ $(sinfo --noheader --partition=urgent --format=%T) == idle ]]' 
 more=(--iterations 10000000 --out "$folder/endless")
 beyond=$(submit --array=12) && first=$(submit --array=0)
 check "index beyond the list: exit code 2" soon 60 is "${beyond}_12" ExitCode 2:0
-check "an element trains" soon 60 says "${first}_0" " iteration "
+check "an element trains" soon 60 says "${first}_0" "it/s"
 second=$(submit --array=0)
 check "another element of the same trial waits" soon 60 waits "${second}_0"
 scancel "$first"
-check "... and trains when the first was cancelled" soon 60 says "${second}_0" " iteration "
+check "... and trains when the first was cancelled" soon 60 says "${second}_0" "it/s"
 scancel "$second"
 more[3]=$folder/limited
 limited=$(submit --array=0 --time=1 --signal=B:USR1@59) # when SLURM next checks time limits, every 30 s
 check "at its time limit an element requeues itself" soon 120 is "${limited}_0" Restarts 1
-check "... and continues" soon 60 says "${limited}_0" "from iteration [1-9]"
+check "... and continues" soon 60 says "${limited}_0" "at iteration [1-9]"
 scancel "$limited"
 
 more=(--iterations 2000 --out "$folder/undisturbed")
