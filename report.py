@@ -306,7 +306,10 @@ def print_tables(args, script="", *names):
         choices = ", ".join(name for _, name in available)
         raise UsageError(f"no such figure at --scale {args.scale}; choose from: {choices}")
     lines = []
-    error = UsageError(f"{args.out} has no finished trials at --scale {args.scale}")
+    error = UsageError(
+        f"{args.out} has no finished trials at --scale {args.scale} "
+        "(those of RESULTS.md: --scale desk --out results)"
+    )
     for task_class, name in available:
         if not names or name in names:
             try:

@@ -49,8 +49,7 @@ def run(script, trials, n_parallel, slots):
     if not waiting:
         print(f"all {len(trials)} trials are finished")
         return 0
-    n_finished = len(trials) - n_unfinished
-    print(f"{n_finished} of {len(trials)} trials are finished; {n_parallel} run in parallel")
+    print(f"{len(trials)} trials: {n_unfinished} to run, {n_parallel} in parallel")
     try:
         while (running or waiting) and not stop.requested:
             while waiting and free_slots:

@@ -77,7 +77,8 @@ def format_flag(flag, value):
 
 def align(rows):
     """Yield lines with aligned columns; a row with a single entry is a heading."""
-    widths = [max(map(len, column)) for column in zip(*(row for row in rows if len(row) > 1))]
+    wide = [row for row in rows if len(row) > 1] or rows
+    widths = [max(map(len, column)) for column in zip(*wide)]
     for row in rows:
         yield "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip()
 

@@ -12,7 +12,6 @@ import time
 import torch
 
 import common
-from common import UsageError
 from suite import files, graphs, machine, stop
 from suite.files import FAILED, NOT_FINITE, Exit
 from suite.progress import LiveLine, format_time_left
@@ -23,8 +22,6 @@ def train(task):
     if files.can_skip(task):
         print(f"{task.folder} is already finished (--overwrite retrains, --evaluate re-tests)")
         return files.print_result(task)
-    if task.args.evaluate and not (task.folder / "result.json").exists():
-        raise UsageError(f"--evaluate needs a finished trial: {task.folder}")
     device = machine.choose_device(task.args)
     engine = machine.choose_engine(task.args, device)
     machine.set_torch_options(engine, device, task.args.hidden)
