@@ -46,9 +46,6 @@ def run(script, trials, n_parallel, slots):
         accuracies = format_accuracies(active, progress)
         return f"{exit_codes.count(0)} of {n_unfinished} trials done{left}{accuracies}"
 
-    if not waiting:
-        print(f"all {len(trials)} trials are finished")
-        return 0
     print(f"{len(trials)} trials: {n_unfinished} to run, {n_parallel} in parallel")
     try:
         while (running or waiting) and not stop.requested:
@@ -74,7 +71,9 @@ def run(script, trials, n_parallel, slots):
         for process in running:
             process.terminate()
         exit_codes += [process.wait() for process in running]
-    print(f"{exit_codes.count(0)} of {n_unfinished} trials done")
+    print(
+        f"{exit_codes.count(0)} of {n_unfinished} trials done" if exit_codes else "none to run"
+    )
     return max((code if code >= 0 else FAILED for code in exit_codes), default=0)
 
 
