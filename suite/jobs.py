@@ -71,9 +71,7 @@ def run(script, trials, n_parallel, slots):
         for process in running:
             process.terminate()
         exit_codes += [process.wait() for process in running]
-    print(
-        f"{exit_codes.count(0)} of {n_unfinished} trials done" if exit_codes else "none to run"
-    )
+    print(f"{exit_codes.count(0)} of {n_unfinished} trials done")
     return max((code if code >= 0 else FAILED for code in exit_codes), default=0)
 
 
