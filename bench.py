@@ -113,11 +113,9 @@ def time_configuration(name, device, task_argv):
     engine = machine.choose_engine(task.args, device)
     torch_engine = engine._replace(engine="torch", compiled=False)
     machine.set_torch_options(engine, device, task.args.hidden)
+    default = torch_engine._replace(onednn=False)  # as PyTorch's
     timed = (
-        (
-            make_plain_step(task, device),
-            torch_engine._replace(onednn=False),
-        ),  # PyTorch's default
+        (make_plain_step(task, device), default),
         (make_suite_step(task, torch_engine, device), torch_engine),
         (make_suite_step(task, engine, device), engine),
     )

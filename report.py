@@ -77,8 +77,8 @@ def make_result(trial, content, figure):
     files.require_same_trial(content, trial.task)
     result = Result(
         flags=trial.flags,
-        metrics=content.get("metrics")
-        or {"by_condition": content["by_condition"]},  # stability.json
+        # stability.json has no metrics
+        metrics=content.get("metrics") or {"by_condition": content["by_condition"]},
         config=content["config"],
         folder=trial.folder,
         seconds=finite_float(content["seconds"]),

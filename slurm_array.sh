@@ -10,7 +10,8 @@
 # one that scancel ends saves and stays out of it: the same line again continues it. Bitwise identical results need the same
 # --cpus-per-task throughout.
 #
-# Exit codes: 0 done, 1 failed (disk, memory), 2 bad flags, 3 not finite, 73 running elsewhere, 75 saved, to continue
+# Exit codes: 0 done, 1 failed (disk, memory), 2 invalid flags, 3 training diverged, 73 in use by another process, 75
+# interrupted (run again to resume)
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append

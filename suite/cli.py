@@ -67,7 +67,6 @@ EXECUTION_FLAGS = [
 ]
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
-
 EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 in use by another
 process, 75 interrupted (run again to resume)"""

@@ -151,9 +151,11 @@ class Trainer:
         self.load_checkpoint()
         files.write_json(self.folder / "config.json", self.record)
         summary = f"{self.record['parameters']:,} parameters on {self.record['device']}"
-        i = self.iteration
-        start = f"resuming at iteration {i}" if i else "training from scratch"
-        start = "evaluating" if self.args.evaluate else start
+        start = "training from scratch"
+        if self.args.evaluate:
+            start = "evaluating"
+        elif self.iteration:
+            start = f"resuming at iteration {self.iteration}"
         print(f"{self.folder}: {summary}, {start}")
         self.build_step()
 
@@ -217,11 +219,8 @@ class Trainer:
     def require_finite(self):
         tensors = [*self.sums.values(), *self.model.parameters()]
         if not torch.stack([x.isfinite().all() for x in tensors]).all():
-            advice = "try a lower --lr"
-            raise Exit(
-                NOT_FINITE,
-                f"training diverged (not finite) by iteration {self.iteration}; {advice}",
-            )
+            when = f"by iteration {self.iteration}"
+            raise Exit(NOT_FINITE, f"training diverged (not finite) {when}; try a lower --lr")
 
     def log(self):
         """Add means since the last row to the curve; write progress.json, which --all reads."""
