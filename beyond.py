@@ -30,6 +30,7 @@ from reverse import (
 )
 from suite.figures import (
     ACCURACY_AND_EDITS,
+    ENCODING_NAMES,
     K95,
     K_SUMMARIES,
     MEAN_ACCURACY,
@@ -41,6 +42,7 @@ from suite.figures import (
     Contrast,
     Figure,
     cross,
+    name_model,
 )
 from suite.task import Flag
 from variable_length import SMALL_REVERSAL, SMALL_REVERSAL_LSTM
@@ -188,11 +190,32 @@ add_figure(
     metrics=ACCURACY_AND_EDITS,
     summaries=K_SUMMARIES,
 )
+
+
+def growth_contrasts():
+    """Yield the growth of PE's gain with K, over no PE and over the control."""
+    for model, small, large in (
+        ("gru", 4, 32),
+        ("gru", 8, 32),
+        ("lstm", 16, 256),
+        ("s4d", 16, 256),
+    ):
+        at_small, at_large = dict(model=model, vocab=small), dict(model=model, vocab=large)
+        for base in dict(pe="none"), dict(pe="constant"):
+            name = ENCODING_NAMES.get(base["pe"], "the control")
+            yield Contrast(
+                f"{name_model(model)}: gain over {name}, K = {large} minus K = {small}",
+                [at_large | dict(pe="sin"), at_small | base],
+                [at_large | base, at_small | dict(pe="sin")],
+            )
+
+
 add_figure(
     "fig2-all",
     "Reverse ordering, nine seeds",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     summaries=K_SUMMARIES,
+    contrasts=list(growth_contrasts()),
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
