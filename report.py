@@ -279,13 +279,14 @@ def main():
     # Positionals precede flags: argparse would mistake a flag's value for a name
     positionals = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(positionals) :])
-    if args.write:
-        args.scale, args.task_argv = "desk", []
     return cli.run_script("report.py", lambda: dispatch(args, positionals))
 
 
 def dispatch(args, positionals):
     if args.write:
+        if positionals or args.task_argv:
+            raise UsageError("--write takes no script, figure or flag except --out")
+        args.scale = "desk"
         write_page(args)
     elif positionals and Path(positionals[0]).is_dir():
         with contextlib.redirect_stdout(sys.stderr):  # what is left out
