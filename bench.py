@@ -8,7 +8,8 @@ plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy,
 torch  this suite with --engine torch, including drawing batches
 suite  its default engine, including drawing batches
 
-The three alternate in one process. On a CPU, models below 256 units use one thread.
+The three alternate in one process. Ratios above 1: the suite is faster. On a CPU, models below
+256 units use one thread.
 
 With default sizes, it also estimates the training hours of each figure of the paper.
 """

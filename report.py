@@ -4,7 +4,7 @@
     python report.py reverse.py fig2                   # one figure; without fig2: all
     python report.py reverse.py --scale desk --out results
     python report.py runs                              # CSV of all finished trials in a folder
-    python report.py --write RESULTS.md --out results  # update the page and results/trials.csv
+    python report.py --write RESULTS.md                # update the page and results/trials.csv
 
 The script's flags, such as --model, select trials. Plots are written to OUT/figures. The CSV
 omits columns with a single value. Tables and plots show means over seeds with 95% confidence
@@ -24,6 +24,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +153,7 @@ def section(task_class, name, results, args):
         del measures[1:]
     yield f"### {task_class.script()} {name}"
     parts = [f"{args.scale} scale", *caption_parts(figure, results, measures)]
-    caption = f"{figure.title}: {'; '.join(parts)}"
+    caption = textwrap.fill(f"{figure.title}: {'; '.join(parts)}", 100)
     finished = finished_of(results)
     if not finished:
         yield caption
@@ -266,7 +267,9 @@ def main():
     parser.add_argument(
         "--scale", default="paper", help="scale of the figures (default: paper)"
     )
-    parser.add_argument("--out", default="runs", help="folder of all trials (default: runs)")
+    parser.add_argument(
+        "--out", help="folder of all trials (default: runs; with --write: results)"
+    )
     parser.add_argument(
         "--brief", action="store_true", help="print only the main metric of each figure"
     )
@@ -279,6 +282,7 @@ def main():
     # Positionals precede flags: argparse would mistake a flag's value for a name
     positionals = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(positionals) :])
+    args.out = args.out or ("results" if args.write else "runs")
     return cli.run_script("report.py", lambda: dispatch(args, positionals))
 
 
@@ -289,6 +293,8 @@ def dispatch(args, positionals):
         args.scale = "desk"
         write_page(args)
     elif positionals and Path(positionals[0]).is_dir():
+        if positionals[1:] or args.task_argv:
+            raise UsageError("a folder's CSV has all its trials: no figure or flag applies")
         with contextlib.redirect_stdout(sys.stderr):  # what is left out
             text = trials_csv(positionals[0])
         print(text, end="")

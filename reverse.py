@@ -139,15 +139,15 @@ def training_budget_grid(pe="none", iterations=300_000, batch=512, **flags):
 
 
 def compare_budgets(iterations, batch):
-    """Return contrasts of no PE at 2x with no PE at 1x, and of PE at 1x with no PE at 2x."""
+    """Return contrasts of no PE at 2x with no PE at 1x and with PE at 1x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
     sin = none | dict(pe="sin")
     return [
         Contrast("no PE: 2x - 1x iterations", longer, none),
         Contrast("no PE: 2x - 1x batch size", larger, none),
-        Contrast("PE - no PE with 2x iterations", sin, longer),
-        Contrast("PE - no PE with 2x batch size", sin, larger),
+        Contrast("no PE with 2x iterations - PE", longer, sin),
+        Contrast("no PE with 2x batch size - PE", larger, sin),
     ]
 
 

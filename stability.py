@@ -1,7 +1,7 @@
 """Gradient stability (Fig. 5): do disturbants change the direction of the target's gradient?
 
-    python stability.py --model lstm --pe sin --vocab 1024 --seed 0  # one trial
-    python stability.py --all fig5 --train                           # train where needed
+    python stability.py --model lstm --pe sin --vocab 1024 --seed 0 --train  # one trial
+    python stability.py --all fig5 --train                                   # all trials
 
     A   7 3 1 4 _ _ _ _    A and B share the target (7); the other tokens, disturbants, are all
     B   7 2 2 5 _ _ _ _    Frequent or all Rare. J = d h(^) / d state(7), where h(^) is the

@@ -30,7 +30,7 @@ EXECUTION_FLAGS = [
     Flag(
         "snapshot_every",
         None,
-        "iterations between weight snapshots (default: 0, none)",
+        "iterations between weight snapshots (default: none; in dual_frequency.py 10 or more)",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv (and log lines)", at_least=1),

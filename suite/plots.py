@@ -4,6 +4,7 @@ A panel is {(encoding, x): [one value per seed]}; x is a number or a cell's labe
 """
 
 import importlib.util
+import io
 import itertools
 import math
 import textwrap
@@ -12,6 +13,7 @@ from collections import defaultdict
 import numpy as np
 
 from common import ENCODINGS
+from suite import files
 from suite.figures import chance, name_cell, name_model
 from suite.statistics import estimate
 
@@ -104,8 +106,10 @@ def plot(figure, results, path):
                 label_y(ax, metric, results[0].config.get("length"))
         fig.suptitle(figure.title)
         add_legend(fig, {len(ys) for panel in panels.values() for ys in panel.values()})
+        svg = io.BytesIO()
+        fig.savefig(svg, format="svg", metadata={"Date": None})
         path.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path, metadata={"Date": None})
+        files.write(path, svg.getvalue())
 
 
 def label_y(ax, metric, length):

@@ -110,7 +110,7 @@ FLAGS = [
     Flag(
         "bands",
         "0:1",
-        "keep this part of the sinusoids, from 0 (highest frequency) to 1 (lowest)",
+        "keep these sinusoids (--pe sin or shuffled), from 0 (highest frequency) to 1",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
@@ -181,6 +181,11 @@ class Task:
         a = self.args
         if a.warmup > a.iterations:
             raise common.UsageError(f"--warmup {a.warmup} exceeds --iterations {a.iterations}")
+        vectors = a.amplitude, a.bands, a.combine, a.encode
+        if a.pe in ("none", "dup") and vectors != (None, "0:1", "concat", "both"):
+            raise common.UsageError(
+                f"--amplitude, --bands, --combine and --encode have no effect on --pe {a.pe}"
+            )
         # The constructor checks its arguments
         common.ENCODINGS[a.pe](self.n_steps(), a.embed, **self.encoding_options())
 
