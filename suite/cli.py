@@ -30,7 +30,8 @@ EXECUTION_FLAGS = [
     Flag(
         "snapshot_every",
         None,
-        "iterations between weight snapshots (default: none; in dual_frequency.py 10 or more)",
+        "iterations between weight snapshots (default: none; "
+        "dual_frequency.py: min(5000, iterations / 10))",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv (and log lines)", at_least=1),
