@@ -1,8 +1,9 @@
 """Language model (Appendix E: Fig. 15, Table 1): next-token prediction in paragraphs.
 
-    python lm_wikitext.py --prepare                      # tokenize the text in --data
-    python lm_wikitext.py --pe sin --seed 0              # one trial of Table 1
-    python lm_wikitext.py --scale desk --all --data DIR  # a small text, after --prepare
+    python lm_wikitext.py --prepare          # tokenize the text in --data
+    python lm_wikitext.py --pe sin --seed 0  # one trial of Table 1
+
+For a small text, add `--scale desk --data DIR` to both commands.
 
     paragraph  the cat sat      read  the cat        predict  cat sat
 

@@ -312,20 +312,21 @@ def print_tables(args, script="", *names):
     if set(names) - {name for _, name in available}:
         choices = ", ".join(name for _, name in available)
         raise UsageError(f"no such figure at --scale {args.scale}; choose from: {choices}")
-    lines = []
-    error = UsageError(
-        f"{args.out} has no finished trials at --scale {args.scale} "
-        "(those of RESULTS.md: --scale desk --out results)"
-    )
+    lines, error = [], None
     for task_class, name in available:
         if not names or name in names:
             try:
                 results = load_results(task_class, name, args)
             except UsageError as why:  # no trial has these flags
-                error = why if names else error
+                error = error or why
                 continue
             if names or finished_of(results):
                 lines += section(task_class, name, results, args)
+            else:
+                error = UsageError(
+                    f"{args.out} has no finished trials at --scale {args.scale} "
+                    "(those of RESULTS.md: --scale desk --out results)"
+                )
     if not lines:
         raise error
     print(LEGEND, *lines, sep="\n")

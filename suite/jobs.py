@@ -37,16 +37,16 @@ def run(script, trials, n_parallel, slots):
     """Run the unfinished trials, stopping at a signal; return the largest exit code."""
     waiting = [trial for trial in trials if not can_skip(trial.task)]
     free_slots = list(itertools.islice(itertools.cycle(slots), n_parallel))
-    n_unfinished, exit_codes, progress, line = len(waiting), [], {}, LiveLine()
-    running = {}  # {process: (its Job, its GPU)}
+    exit_codes = [0] * (len(trials) - len(waiting))  # of finished trials
+    running, progress, line = {}, {}, LiveLine()  # running: {process: (its Job, its GPU)}
 
     def format_progress():
         active = [trial for trial, _ in running.values()]
         left = refresh_time_left(active + waiting, progress, n_parallel)
         accuracies = format_accuracies(active, progress)
-        return f"{exit_codes.count(0)} of {n_unfinished} trials done{left}{accuracies}"
+        return f"{exit_codes.count(0)} of {len(trials)} trials done{left}{accuracies}"
 
-    print(f"{len(trials)} trials: {n_unfinished} to run, {n_parallel} in parallel")
+    print(f"{len(trials)} trials: {len(waiting)} to run, {n_parallel} in parallel")
     try:
         while (running or waiting) and not stop.requested:
             while waiting and free_slots:
@@ -71,7 +71,7 @@ def run(script, trials, n_parallel, slots):
         for process in running:
             process.terminate()
         exit_codes += [process.wait() for process in running]
-    print(f"{exit_codes.count(0)} of {n_unfinished} trials done")
+    print(f"{exit_codes.count(0)} of {len(trials)} trials done")
     return max((code if code >= 0 else FAILED for code in exit_codes), default=0)
 
 
