@@ -179,7 +179,7 @@ def format_row(name, trial_hours):
 
 
 def main():
-    parser = cli.Parser("bench.py", __doc__)
+    parser = cli.Parser("bench.py", __doc__, usage="bench.py [flags] [flags of reverse.py]")
     parser.add_argument(
         "--only",
         choices=CONFIGURATIONS,

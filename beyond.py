@@ -5,7 +5,7 @@
     python beyond.py --scale desk --all mamba         # Mamba with one block and with two
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
-Task and trial folders are those of reverse.py.
+All figures need --scale desk. Task and trial folders are those of reverse.py.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import

@@ -127,7 +127,7 @@ def flags_of(task_class):
 
 def epilog_lines(task_class):
     """Yield lines that explain the scales, encodings, figures and exit codes."""
-    yield "scales:"
+    yield "scales (figures override some of these sizes; --list shows them):"
     for name, flags in task_class.scales.items():
         order = [k for k in flags_of(task_class) if k not in task_class.unused_flags]
         flags = {k: flags[k] for k in order if k in flags and name != "paper"}
