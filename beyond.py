@@ -30,7 +30,6 @@ from reverse import (
 )
 from suite.figures import (
     ACCURACY_AND_EDITS,
-    ENCODING_NAMES,
     K95,
     K_SUMMARIES,
     MEAN_ACCURACY,
@@ -41,6 +40,7 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
+    compare_gains,
     cross,
     name_model,
 )
@@ -146,10 +146,10 @@ add_figure(
     cross(**MAMBA, blocks=1, vocab=16, lr=3e-2, **MAMBA_LONGER)
     + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **MAMBA_LONGER),
     contrasts=[
-        Contrast(
+        compare_gains(
             "K = 16: PE's gain with 1 block minus with 2",
-            [dict(pe="sin", vocab=16, blocks=1), dict(pe="none", vocab=16, blocks=2)],
-            [dict(pe="none", vocab=16, blocks=1), dict(pe="sin", vocab=16, blocks=2)],
+            dict(vocab=16, blocks=1),
+            dict(vocab=16, blocks=2),
         )
     ],
     tuned=["lr"],
@@ -201,13 +201,9 @@ def growth_contrasts():
         ("s4d", 16, 256),
     ):
         at_small, at_large = dict(model=model, vocab=small), dict(model=model, vocab=large)
-        for base in dict(pe="none"), dict(pe="constant"):
-            name = ENCODING_NAMES.get(base["pe"], "the control")
-            yield Contrast(
-                f"{name_model(model)}: gain over {name}, K = {large} minus K = {small}",
-                [at_large | dict(pe="sin"), at_small | base],
-                [at_large | base, at_small | dict(pe="sin")],
-            )
+        for pe, name in ("none", "no PE"), ("constant", "the control"):
+            label = f"{name_model(model)}: gain over {name}, K = {large} minus K = {small}"
+            yield compare_gains(label, at_large, at_small, pe)
 
 
 add_figure(

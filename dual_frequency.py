@@ -182,10 +182,7 @@ FIG3_OPTIONS = dict(
     x="position of the target (1: read first)",
 )
 DualFrequency.figures["fig3"] = Figure(
-    "Frequent and Rare integers (target/disturbants)",
-    FIG3,
-    **FIG3_OPTIONS,
-    note="At desk scale, the control is constant (S4D: dup).",
+    "Frequent and Rare integers (target/disturbants)", FIG3, **FIG3_OPTIONS
 )
 DualFrequency.figures["fig3-fresh"] = Figure(
     "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **FIG3_OPTIONS

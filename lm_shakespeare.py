@@ -96,7 +96,6 @@ class Shakespeare(Task):
 
     def load_inputs(self):
         """Read the text and add its SHA-256 to the config."""
-        super().load_inputs()
         path = Path(self.args.data)
         if not path.is_file():
             raise UsageError(f"no text at --data {path}; see --help for the download")

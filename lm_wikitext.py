@@ -78,7 +78,6 @@ class WikiText(Task):
 
     def load_inputs(self):
         """Find the text, find or make its tokens, and add their hashes to the config."""
-        super().load_inputs()
         data = Path(self.args.data)
         text_hash = text_sha256(data)
         self.token_folder = data / f"tokens-K{self.vocab}-{text_hash[:16]}"

@@ -27,6 +27,7 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
+    compare_gains,
     cross,
     name_model,
 )
@@ -91,7 +92,7 @@ def rarity_contrasts(measure=""):
     R1: without PE, accuracy at K = M minus accuracy with 256 codes. R2: PE's gain with 256
     codes minus its gain at K = M.
     """
-    none, sin = dict(pe="none"), dict(pe="sin")
+    none = dict(pe="none")
     for model, M in MEANINGS.items():
         small = dict(model=model, vocab=M)
         codes = dict(model=model, vocab=256, meanings=M)
@@ -102,12 +103,8 @@ def rarity_contrasts(measure=""):
             codes | none,
             measure=measure,
         )
-        yield Contrast(
-            f"{name}: R2, PE's gain, 256 codes minus K = {M}",
-            [codes | sin, small | none],
-            [codes | none, small | sin],
-            measure=measure,
-        )
+        label = f"{name}: R2, PE's gain, 256 codes minus K = {M}"
+        yield compare_gains(label, codes, small, measure=measure)
 
 
 def drop_contrasts():

@@ -24,7 +24,6 @@ import os
 import re
 import shlex
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +35,7 @@ from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
 from suite.figures import Result, as_measure, finished_of
-from suite.tables import caption_parts, claims_table, contrast_table, means_table
+from suite.tables import claims_table, contrast_table, make_caption, means_table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
@@ -152,8 +151,7 @@ def section(task_class, name, results, args):
     if args.brief:
         del measures[1:]
     yield f"### {task_class.script()} {name}"
-    parts = [f"{args.scale} scale", *caption_parts(figure, results, measures)]
-    caption = textwrap.fill(f"{figure.title}: {'; '.join(parts)}", 100)
+    caption = make_caption(figure, results, measures, args.scale)
     finished = finished_of(results)
     if not finished:
         yield caption
@@ -265,7 +263,7 @@ def main():
         usage="report.py [SCRIPT [FIGURE ...] | FOLDER] [flags]",
     )
     parser.add_argument(
-        "--scale", default="paper", help="scale of the figures (default: paper)"
+        "--scale", help="scale of the figures (default: paper; with --write: desk)"
     )
     parser.add_argument(
         "--out", help="folder of all trials (default: runs; with --write: results)"
@@ -277,23 +275,23 @@ def main():
         "--write",
         metavar="FILE",
         default="",
-        help="update the tables in FILE (scale desk), and OUT/trials.csv",
+        help="update the tables in FILE, and OUT/trials.csv",
     )
     # Positionals precede flags: argparse would mistake a flag's value for a name
     positionals = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(positionals) :])
-    args.out = args.out or ("results" if args.write else "runs")
+    scale, out = ("desk", "results") if args.write else ("paper", "runs")
+    args.scale, args.out = args.scale or scale, args.out or out
     return cli.run_script("report.py", lambda: dispatch(args, positionals))
 
 
 def dispatch(args, positionals):
     if args.write:
-        if positionals or args.task_argv:
-            raise UsageError("--write takes no script, figure or flag except --out")
-        args.scale = "desk"
+        if positionals or args.task_argv or args.brief:
+            raise UsageError("--write takes no script, figure or flag but --scale and --out")
         write_page(args)
     elif positionals and Path(positionals[0]).is_dir():
-        if positionals[1:] or args.task_argv:
+        if sys.argv[2:]:
             raise UsageError("a folder's CSV has all its trials: no figure or flag applies")
         with contextlib.redirect_stdout(sys.stderr):  # what is left out
             text = trials_csv(positionals[0])

@@ -311,7 +311,6 @@ Stability.figures["fig5"] = Figure(
     FIG3 | {"desk": FIG5_DESK},
     METRICS | {"Frequent - Rare: first snapshot - mean of snapshots": initial_gap_excess},
     **FIG5_OPTIONS,
-    note="At desk scale, the control is constant (S4D: dup).",
 )
 Stability.figures["fig5-fresh"] = Figure(
     "Gradient stability, seeds 5 to 10",

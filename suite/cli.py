@@ -302,17 +302,23 @@ def cpu_warning(task, given):
         return f"paper scale needs a GPU ({time}); smaller scales: {smaller}"
 
 
+def load_inputs(task):
+    if task.args.evaluate and not (task.folder / "result.json").exists():
+        raise UsageError(f"--evaluate needs a finished trial: {task.folder}")
+    task.load_inputs()
+
+
 def run_one(task, given):
     if warning := cpu_warning(task, given):
         print(f"warning: {warning}")
-    task.load_inputs()
+    load_inputs(task)
     return task.run() if task.run else training.train(task)
 
 
 def run_many(task_class, given, trials):
     """Run all trials in parallel processes, then report.py."""
     for trial in trials:  # report a missing text once, not in every trial
-        trial.task.load_inputs()
+        load_inputs(trial.task)
     first = trials[0].task
     first.prepare_data("cpu")  # likewise report flags that leave no training data
     slots = machine.job_slots(first.args)

@@ -68,6 +68,12 @@ def compare_encodings(high, low):
     return Contrast(" - ".join(names), dict(pe=high), dict(pe=low))
 
 
+def compare_gains(label, high, low, baseline="none", measure=""):
+    """Return the Contrast of PE's gains over a baseline in two cells."""
+    base, sin = dict(pe=baseline), dict(pe="sin")
+    return Contrast(label, [high | sin, low | base], [high | base, low | sin], measure=measure)
+
+
 class Claim(NamedTuple):
     """A preregistered claim: PE exceeds no PE and the control, or `contrast` is positive."""
 

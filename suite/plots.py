@@ -109,7 +109,7 @@ def plot(figure, results, path):
         svg = io.BytesIO()
         fig.savefig(svg, format="svg", metadata={"Date": None})
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, svg.getvalue())
+        files.write(path, svg.getvalue(), durable=False)
 
 
 def label_y(ax, metric, length):

@@ -128,33 +128,41 @@ def cells_of(items, keys, omitted=()):
     return cells
 
 
-def caption_parts(figure, results, measures):
-    """Yield caption parts: settings without a column, seeds, chance accuracy, trials."""
+def make_caption(figure, results, measures, scale):
+    """Return shared settings, seeds, chance accuracy and trials; then a line per model."""
     finished = finished_of(results)
     shared = constant_flags([x.config for x in finished], CAPTION_FLAGS)
+    parts, by_model = [f"{scale} scale"], [*describe_models(results, shared)]
+    if len(by_model) == 1:
+        parts.append(by_model.pop())
+    parts += name_cell(shared)
+    if len(measures) == 1:
+        parts.append(measures[0].label)
+    if finished:
+        seeds = Counter(str(result.flags | dict(seed=0)) for result in finished).values()
+        parts.append(f"n = {format_range(min(seeds), max(seeds))}")
+        if "accuracy" in " ".join(figure.metrics):
+            chances = [*map(chance, finished)]
+            parts.append(f"chance {format_range(max(chances), min(chances))}")
+    parts.append(f"{len(finished)} of {len(results)} trials")
+    return ";\n".join([f"{figure.title}: {'; '.join(parts)}", *by_model])
+
+
+def describe_models(results, omitted):
+    """Yield the settings of each model, or of models that share them, as text."""
     flags = dict.fromkeys(itertools.chain(*(x.flags for x in results)))
     models_by_label = defaultdict(list)
     for cell in cells_of(results, ["model"]):
         trials = matching(results, cell)
         settings = constant_flags([x.flags for x in trials], flags)
         settings |= constant_flags([x.config for x in finished_of(trials)], CAPTION_FLAGS)
-        for flag in ("model", "pe", "seed", *shared):
+        for flag in ("model", "pe", "seed", *omitted):
             settings.pop(flag, None)
         label = ", ".join(name_cell(settings))
         models_by_label[label].append(name_model(cell["model"] or ""))
     for label, names in models_by_label.items():
         if text := ": ".join(filter(None, [", ".join(names), label])):
             yield text
-    yield from name_cell(shared)
-    if len(measures) == 1:
-        yield measures[0].label
-    if finished:
-        seeds = Counter(str(result.flags | dict(seed=0)) for result in finished).values()
-        yield f"n = {format_range(min(seeds), max(seeds))}"
-        if "accuracy" in " ".join(figure.metrics):
-            chances = [*map(chance, finished)]
-            yield f"chance {format_range(max(chances), min(chances))}"
-    yield f"{len(finished)} of {len(results)} trials"
 
 
 def constant_flags(rows, flags):
@@ -179,7 +187,9 @@ def means_table(figure, results, measures):
     groups = [matching(results, cell) for cell in cells_of(results, keys)]
     labels = dict.fromkeys(c.label for group in groups for c in default_contrasts(group))
     if len(labels) > 2:  # controls differ between cells
-        labels = ["PE - no PE", "PE - control"]
+        over_none, *over_controls = labels
+        names = [label.removeprefix("PE - ") for label in over_controls]
+        labels = [over_none, f"PE - {' or '.join(names)}"]
     header = [*map(name_flag, keys)]
     header += [ENCODING_NAMES.get(pe, pe) for pe in encodings]
     for label in labels:

@@ -191,8 +191,6 @@ class Task:
 
     def load_inputs(self):
         """Find or load what the trial reads, such as a text, before training."""
-        if self.args.evaluate and not (self.folder / "result.json").exists():
-            raise common.UsageError(f"--evaluate needs a finished trial: {self.folder}")
 
     # -- the model
 
