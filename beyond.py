@@ -135,13 +135,13 @@ def add_figure(name, title, trials, **options):
 MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
 add_figure(
     "mamba-vocab",
-    "Mamba with one block, L = 32",
+    "Mamba with one block, L = 32, K = 16 to 1,024",
     cross(**MAMBA, lr=2e-2, iterations=2000, pe=WITH_CONTROLS, vocab=[16, 64, 256, 1024]),
 )
 MAMBA_LONGER = dict(iterations=4000, pe=WITH_CONSTANT)
 add_figure(
     "mamba",
-    "Mamba with one block and with two",
+    "Mamba with one block and with two, longer training",
     # Learning rates were tuned without PE on seed 100
     cross(**MAMBA, blocks=1, vocab=16, lr=3e-2, **MAMBA_LONGER)
     + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **MAMBA_LONGER),
@@ -208,7 +208,7 @@ def growth_contrasts():
 
 add_figure(
     "fig2-all",
-    "Reverse ordering, nine seeds",
+    "Reverse ordering, seeds 5 to 13 (fig2 and fig2-more)",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     summaries=K_SUMMARIES,
     contrasts=list(growth_contrasts()),
@@ -273,14 +273,14 @@ LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range
 GRU_BASELINES = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 add_figure(
     "fig2-rates",
-    "Learning rates, seed 100",
+    "Learning-rate search for fig2-end, seed 100",
     lr_trials,
     plot=False,
     note="fig2-end uses the best learning rates; the control, those without PE.",
 )
 add_figure(
     "fig2-end",
-    "Reverse ordering, longer training",
+    "Reverse ordering, longer training (4x; S4D: 8x)",
     long_trials,
     summaries=SPEED_UPS,
     contrasts=long_contrasts,
@@ -290,7 +290,7 @@ add_figure(
 )
 add_figure(
     "fig2-end-lower",
-    "GRU, 4x training budget, no PE and control at half the learning rate (post hoc)",
+    "GRU of fig2-end, no PE and control at half the learning rate (post hoc)",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
@@ -343,7 +343,7 @@ add_figure(
 )
 add_figure(
     "long-rates",
-    "Learning rates for longer training, seed 100",
+    "Learning-rate search for long-tuned, seed 100",
     cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3], seed=100)
     + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3], seed=100)
     + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
@@ -351,7 +351,7 @@ add_figure(
 )
 add_figure(
     "long-tuned",
-    "Longer training, learning rates tuned for it",
+    "Longer training at the learning rates of long-rates",
     cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
     + cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21)),
     tuned=["lr"],

@@ -26,6 +26,7 @@ from common import (
 )
 from reverse import FRESH_SEEDS, Reverse
 from suite.figures import NONE_AND_PE, WITH_CONSTANT, WITH_DUP, Figure, cross, name_model
+from suite.task import Flag
 
 # Target/disturbants
 CONDITIONS = ["frequent/frequent", "frequent/rare", "rare/frequent", "rare/rare"]
@@ -37,6 +38,15 @@ class DualFrequency(Reverse):
     """Reverse ordering with K/2 Frequent integers, followed by K/2 Rare ones."""
 
     name = "dual_frequency"
+    extra_flags = [
+        Flag(
+            "snapshot_every",
+            None,
+            "iterations between weight snapshots (default: min(5000, iterations / 10))",
+            int,
+            identifies_trial=False,
+        )
+    ]
 
     @classmethod
     def defaults(cls, args):

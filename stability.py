@@ -3,13 +3,17 @@
     python stability.py --model lstm --pe sin --vocab 1024 --seed 0 --train  # one trial
     python stability.py --all fig5 --train                                   # all trials
 
-    A   7 3 1 4 _ _ _ _    A and B share the target (7); the other tokens, disturbants, are all
-    B   7 2 2 5 _ _ _ _    Frequent or all Rare. J = d h(^) / d state(7), where h(^) is the
-                      ^    layer's output at the answer step. Stability is the similarity of
-                           A's and B's J: 1 if parallel, 0 if orthogonal.
+    A   7 3 1 4 _ _ _ _    A and B share the target, here 7, and differ in the other
+    B   7 2 2 5 _ _ _ _    integers, the disturbants; ^ marks the step that outputs the target
+                      ^
+
+J is the Jacobian of the layer's output at ^ with respect to its state just after it reads the
+target. Stability is the cosine similarity between the rows of A's J and B's, averaged over
+rows, weighted by their norms, and over pairs: 1 if parallel, 0 if orthogonal. The disturbants
+are either all Frequent or all Rare integers (see dual_frequency.py).
 
 Evaluates all snapshots of a dual_frequency.py trial and writes stability.json beside its
-result.json.
+result.json. --overwrite repeats the evaluation, not the training.
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
@@ -173,7 +177,8 @@ class Stability(DualFrequency):
     """Evaluate a dual_frequency.py trial, `source_task`, whose folder and flags it shares."""
 
     name, result_file = "stability", "stability.json"
-    extra_flags = (
+    extra_flags = [
+        *DualFrequency.extra_flags,
         Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm", "s4d")),
         Flag(
             "pairs",
@@ -185,13 +190,13 @@ class Stability(DualFrequency):
         Flag(
             "target",
             None,
-            "target step (default: 1; s4d: 23 L / 64)",
+            "time step of the target (default: 1; for s4d, 23 at L = 64, in proportion to L)",
             int,
             at_least=1,
             identifies_trial=False,
         ),
         Flag("train", False, "train the trial first if needed", identifies_trial=False),
-    )
+    ]
 
     @classmethod
     def defaults(cls, args):
@@ -250,7 +255,8 @@ class Stability(DualFrequency):
         count = args.pairs // len(CONDITIONS)
         a, b = draw_pairs(self.seed, self.vocab, self.length, args.target, count, device)
         by_condition = {condition: {} for condition in CONDITIONS}
-        print(f"stability by target/disturbants: {', '.join(CONDITIONS)}")
+        print("stability by target/disturbants:")
+        print("iteration", *CONDITIONS)
         for iteration, path in sorted(snapshots.items()):
             snapshot = files.load(path, device)
             with files.prefix_errors(path):
@@ -260,7 +266,8 @@ class Stability(DualFrequency):
             means = per_pair.view(len(CONDITIONS), -1).mean(1).tolist()
             for condition, mean in zip(CONDITIONS, means):
                 by_condition[condition][iteration] = mean
-            print(f"iteration {iteration}:", *[f"{mean:.4f}" for mean in means])
+            columns = [f"{mean:{len(name)}.4f}" for name, mean in zip(CONDITIONS, means)]
+            print(f"{iteration:9}", *columns)
         return {
             "by_condition": by_condition,
             "task": self.name,

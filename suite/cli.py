@@ -25,16 +25,10 @@ from suite.task import FLAGS, Flag, parse_bands, parse_seeds
 EXECUTION_FLAGS = [
     Flag("out", "runs", "output folder for all trials"),
     Flag("overwrite", False, "delete the trial's checkpoints and results, then retrain"),
-    Flag("evaluate", False, "re-evaluate a finished trial: recompute result.json from last.pt"),
+    Flag("evaluate", False, "evaluate a finished trial again (last.pt), without training"),
     Flag("save_every", 5000, "iterations between checkpoints", at_least=1),
-    Flag(
-        "snapshot_every",
-        None,
-        "iterations between weight snapshots (default: none; "
-        "dual_frequency.py: min(5000, iterations / 10))",
-        int,
-    ),
-    Flag("log_every", 100, "iterations between rows of curve.csv (and log lines)", at_least=1),
+    Flag("snapshot_every", None, "iterations between weight snapshots (default: none)", int),
+    Flag("log_every", 100, "iterations between rows of curve.csv and log lines", at_least=1),
     Flag("device", "auto", "device; auto: CUDA if available", choices=("auto", "cpu", "cuda")),
     Flag(
         "engine",
@@ -54,7 +48,7 @@ EXECUTION_FLAGS = [
     Flag(
         "jobs",
         None,
-        "number of trials that --all runs in parallel (default: one per core or GPU)",
+        "number of trials to run in parallel (default: one per core or GPU)",
         int,
         at_least=1,
         below=1000,
@@ -62,7 +56,7 @@ EXECUTION_FLAGS = [
     Flag(
         "index",
         None,
-        "with --all or --list: only trial N, from 0 (for SLURM arrays)",
+        "only trial N of those that --list prints, from 0 (for SLURM arrays)",
         int,
     ),
 ]
@@ -88,32 +82,41 @@ class Parser(argparse.ArgumentParser):
 
 def parse(task_class, argv):
     """Return {flag: value} of the flags given on the command line."""
+    script = task_class.script()
     parser = Parser(
-        task_class.script(),
+        script,
         description=sys.modules[task_class.__module__].__doc__,
+        usage=f"{script} [flags]",
         epilog="\n".join(epilog_lines(task_class)),
         argument_default=argparse.SUPPRESS,
     )
-    experiment = parser.add_argument_group("experiment")
-    execution = parser.add_argument_group("execution")
+    own, experiment, figures, execution = map(
+        parser.add_argument_group,
+        (f"only in {script}", "experiment", "all trials of a figure", "execution"),
+    )
+    figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
+    figures.add_argument(
+        "--list",
+        help="print the commands of a figure's trials (default: all figures). A flag that "
+        "varies in the figure, such as --model, selects trials; any other flag, such as "
+        "--clip, is passed to all",
+        **figure,
+    )
+    figures.add_argument(
+        "--all", help="run the trials that --list prints, then print their table", **figure
+    )
     experiment.add_argument(
         "--scale", choices=task_class.scales, help="preset sizes, see below (default: paper)"
     )
+    shared = {flag.name for flag in (*FLAGS, *EXECUTION_FLAGS)}
     for name, flag in flags_of(task_class).items():
+        group = experiment if flag.identifies_trial else execution
+        if name in ("jobs", "index"):
+            group = figures
+        elif name not in shared:
+            group = own
         if name not in task_class.unused_flags:
-            add_flag(experiment if flag.identifies_trial else execution, flag)
-    figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
-    execution.add_argument(
-        "--list",
-        help="print the commands of a figure's trials (default: all figures); flags that vary "
-        "in the figure, such as --model, select trials; others are added to every trial",
-        **figure,
-    )
-    execution.add_argument(
-        "--all",
-        help="run the trials that --list prints, in parallel, then print their table",
-        **figure,
-    )
+            add_flag(group, flag)
     return vars(parser.parse_args(argv))
 
 
@@ -127,11 +130,15 @@ def flags_of(task_class):
 
 def epilog_lines(task_class):
     """Yield lines that explain the scales, encodings, figures and exit codes."""
-    yield "scales (figures override some of these sizes; --list shows them):"
+    yield "scales (a figure overrides some of these values; --list shows them):"
+    uses = dict(
+        paper=" (for GPUs)", desk=" (for CPUs)", quick=" (minutes)", smoke=" (for tests)"
+    )
     for name, flags in task_class.scales.items():
         order = [k for k in flags_of(task_class) if k not in task_class.unused_flags]
         flags = {k: flags[k] for k in order if k in flags and name != "paper"}
-        yield f"  {name}: {shlex.join(format_flags(flags)) or 'the defaults above'}"
+        shown = shlex.join(format_flags(flags)) or "the defaults above"
+        yield f"  {name}{uses.get(name, '')}: {shown}"
     if "pe" not in {flag.name for flag in task_class.extra_flags}:
         yield "encodings:"
         for name, encoding in common.ENCODINGS.items():

@@ -110,7 +110,8 @@ FLAGS = [
     Flag(
         "bands",
         "0:1",
-        "keep these sinusoids (--pe sin or shuffled), from 0 (highest frequency) to 1",
+        "frequencies to keep, from 0 (highest) to 1; 0:0.5 is the higher half (--pe sin or "
+        "shuffled)",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
