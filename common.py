@@ -183,6 +183,7 @@ class Encoding(nn.Module):
 
     save_table = True  # in checkpoints; False where the table can be recomputed
     has_fast = True  # --engine fast; False if you override `join`
+    unused_flags = ("bands",)  # flags without effect, which are refused
 
     def __init__(
         self, n_steps, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
@@ -229,7 +230,7 @@ class Sinusoid(Encoding):
     others are zeroed. Vectors have unit norm.
     """
 
-    save_table = False
+    save_table, unused_flags = False, ()
 
     def make_table(self, n_steps, size):
         if size % 2:
@@ -299,6 +300,8 @@ class Counter(Encoding):
 class Shuffled(Encoding):
     """The sinusoidal vectors in a fixed random order: not continuous in time."""
 
+    unused_flags = ()
+
     def make_table(self, n_steps, size):
         return Sinusoid.make_table(self, n_steps, size)[torch.randperm(n_steps)]
 
@@ -306,7 +309,7 @@ class Shuffled(Encoding):
 class NoEncoding(Encoding):
     """No positional encoding: the layer reads the embedding alone."""
 
-    copies = 1
+    copies, unused_flags = 1, ("amplitude", "bands", "combine", "encode")
 
     @staticmethod
     def table_norm(size):

@@ -182,13 +182,12 @@ class Task:
         a = self.args
         if a.warmup > a.iterations:
             raise common.UsageError(f"--warmup {a.warmup} exceeds --iterations {a.iterations}")
-        vectors = a.amplitude, a.bands, a.combine, a.encode
-        if a.pe in ("none", "dup") and vectors != (None, "0:1", "concat", "both"):
-            raise common.UsageError(
-                f"--amplitude, --bands, --combine and --encode have no effect on --pe {a.pe}"
-            )
+        encoding = common.ENCODINGS[a.pe]
+        for flag in FLAGS:
+            if flag.name in encoding.unused_flags and getattr(a, flag.name) != flag.default:
+                raise common.UsageError(f"--{flag.name} has no effect on --pe {a.pe}")
         # The constructor checks its arguments
-        common.ENCODINGS[a.pe](self.n_steps(), a.embed, **self.encoding_options())
+        encoding(self.n_steps(), a.embed, **self.encoding_options())
 
     def load_inputs(self):
         """Find or load what the trial reads, such as a text, before training."""
