@@ -1,17 +1,18 @@
 """Time a training step against plain PyTorch.
 
     python bench.py                                       # paper and desk sizes
-    python bench.py --only lstm-sin-256 --precision fp32  # one; other flags as in reverse.py
+    python bench.py --only lstm-sin-256 --precision fp32  # one model
+
+Three implementations are timed in alternation, in one process:
 
 plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping and
-       Adam, in the suite's precision (TF32 if the suite uses bf16)
-torch  this suite with --engine torch, including drawing batches
-suite  its default engine, including drawing batches
+       Adam; one fixed batch; the precision of `suite`, or TF32 if that is bf16
+torch  this repository with --engine torch, including the time to draw batches
+suite  this repository with its default engine, including the time to draw batches
 
-The three alternate in one process. Ratios above 1: the suite is faster. On a CPU, models below
-256 units use one thread.
-
-With default sizes, it also estimates the training hours of each figure of the paper.
+The table has times per training step and the ratios plain/suite and torch/suite; above 1,
+`suite` is faster. On a CPU, models below 256 units use one thread. At the default sizes, the
+training hours of each figure of the paper are also estimated.
 """
 
 from suite import cli, files, machine  # isort: skip # before PyTorch
@@ -179,14 +180,16 @@ def format_row(name, trial_hours):
 
 
 def main():
-    parser = cli.Parser("bench.py", __doc__, usage="bench.py [flags] [flags of reverse.py]")
+    parser = cli.Parser(
+        "bench.py", __doc__, usage="bench.py [flags] [training flags, as in reverse.py]"
+    )
     parser.add_argument(
         "--only",
         choices=CONFIGURATIONS,
         default=CONFIGURATIONS,
         nargs="+",
         metavar="NAME",
-        help=f"MODEL-PE-K[-desk], what to time (default: {', '.join(CONFIGURATIONS)})",
+        help=f"models to time, as MODEL-PE-K[-desk] (default: {', '.join(CONFIGURATIONS)})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="save timings")
     args, task_argv = parser.parse_known_args()

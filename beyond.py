@@ -1,11 +1,21 @@
-"""Beyond the paper: shorter inputs, which property of PE helps, Mamba, longer training.
+"""Beyond the paper: experiments on reverse ordering with positional encoding (PE).
 
     python beyond.py --scale desk --all fig2-short    # Fig. 2 at L = 16
-    python beyond.py --scale desk --all pe-ablation   # parts of the sinusoid, other encodings
-    python beyond.py --scale desk --all mamba         # Mamba with one block and with two
+    python beyond.py --scale desk --all pe-ablation   # which property of PE helps?
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
-All figures need --scale desk. Task and trial folders are those of reverse.py.
+Figures exist at --scale desk only:
+
+    shorter inputs       fig2-short, fig2-short-twice
+    more seeds           fig2-more, fig2-all
+    the paper's size     fig2-early
+    other encodings      pe-ablation, fig14-fixed
+    Mamba                mamba-vocab, mamba
+    longer training      with learning rates tuned at fig2's training budget (1x): fig2-rates
+                         (search), fig2-end, fig2-end-lower, long-equal; tuned at the longer
+                         budget: long-rates (search), long-tuned; in one table: more-training
+
+The task is that of reverse.py, and both scripts share the trials' folders.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -112,7 +122,13 @@ common.LAYERS["mamba"] = Mamba
 class Beyond(Reverse):
     name = "reverse"  # its trials, but own figures
     extra_flags = [
-        Flag("blocks", 1, "Mamba blocks (2+: norms and residuals)", at_least=1, below=100)
+        Flag(
+            "blocks",
+            1,
+            "number of Mamba blocks; if more than 1, with norms and residual connections",
+            at_least=1,
+            below=100,
+        )
     ]
     omitted_at_default = ["blocks"]  # with one block, config and folder are reverse.py's
 
@@ -159,7 +175,7 @@ add_figure(
 # -- Variants of Fig. 2: exploratory, except the preregistered fig2-more
 add_figure(
     "fig2-short",
-    "Reverse ordering, L = 16",
+    "Reverse ordering, L = 16 (fig2: L = 32)",
     grid_per_model([16, 64, 256], [64, 256, 1024]),
     metrics=ACCURACY_AND_EDITS,
     summaries=[K95],
@@ -173,7 +189,7 @@ add_figure(
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
     "fig2-early",
-    "Paper-size GRU, early in training",
+    "GRU of the paper's size, 1/15 of its training",
     cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=ACCURACY_AND_EDITS,
     plot=False,
@@ -290,7 +306,7 @@ add_figure(
 )
 add_figure(
     "fig2-end-lower",
-    "GRU of fig2-end, no PE and control at half the learning rate (post hoc)",
+    "GRU as in fig2-end, but no PE and constant at half the learning rate (post hoc)",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,

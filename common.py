@@ -256,7 +256,7 @@ class Random(Encoding):
 
 
 class Constant(Random):
-    """The control: one fixed random unit vector at every step, so no position."""
+    """A control: one fixed random unit vector at every step, so no position."""
 
     def make_table(self, n_steps, size):
         return super().make_table(1, size)
@@ -276,7 +276,7 @@ class Learned(Encoding):
 
 
 class Ramp(Constant):
-    """A fixed random unit vector times t / T for time steps t = 1 to T: not periodic."""
+    """A fixed random unit vector, times t / T at time step t of T (not periodic)."""
 
     def make_table(self, n_steps, size):
         steps = torch.arange(1, n_steps + 1)[:, None]
@@ -298,7 +298,7 @@ class Counter(Encoding):
 
 
 class Shuffled(Encoding):
-    """The sinusoidal vectors in a fixed random order: not continuous in time."""
+    """The sinusoidal vectors in a fixed random order (not continuous in time)."""
 
     unused_flags = ()
 
@@ -326,7 +326,7 @@ class NoEncoding(Encoding):
 
 
 class DuplicatedEmbedding(NoEncoding):
-    """The embedding twice: as many parameters as with PE, but no position (Appendix C)."""
+    """A control: the embedding concatenated with itself, so no position (Appendix C)."""
 
     copies = 2
 

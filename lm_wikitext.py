@@ -1,20 +1,21 @@
 """Language model (Appendix E: Fig. 15, Table 1): next-token prediction in paragraphs.
 
-    python lm_wikitext.py --prepare          # tokenize the text in --data
+    python lm_wikitext.py --prepare          # train the tokenizer, tokenize the text
     python lm_wikitext.py --pe sin --seed 0  # one trial of Table 1
 
 For a small text, add `--scale desk --data DIR` to both commands.
 
-    paragraph  the cat sat      read  the cat        predict  cat sat
+    in   the cat        of the paragraph "the cat sat"
+    out  cat sat        every target is the next token
 
-The paper's negative result: expect no gain in test perplexity from PE.
+The paper reports a negative result: positional encoding (PE) does not improve test perplexity.
 
-The text has a paragraph per line; blank lines and headings, which begin with " =", are
+The text has one paragraph per line; blank lines and headings, which begin with " =", are
 dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack
-it in data/. SentencePiece's unigram model learns K pieces from the training split, with
+it in data/. SentencePiece's unigram model learns K subword tokens from the training split, with
 default settings but no limit on line length. There is no BOS or EOS token: a paragraph of one
-piece has no target and is left out. Rare characters, and the < and > of a "<unk>", become
-the unknown piece, which is read but not scored.
+token has no target and is left out. Rare characters, and the < and > of a "<unk>", become the
+unknown token, which is read but excluded from the loss and perplexity.
 """
 
 from suite import cli, files  # isort: skip # before PyTorch
@@ -65,12 +66,17 @@ class WikiText(Task):
     }
     extra_flags = (
         Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm")),
-        Flag("vocab", 32768, "number of pieces, K", at_least=2, below=2**16 + 1),
+        Flag("vocab", 32768, "number of subword tokens, K", at_least=2, below=2**16 + 1),
         Flag("length", 1024, "maximum predicted tokens per paragraph", at_least=1),
         Flag(
             "data", "data/wikitext-103-raw", f"folder of {TEXT_FILES}", identifies_trial=False
         ),
-        Flag("prepare", False, "tokenize --data and exit", identifies_trial=False),
+        Flag(
+            "prepare",
+            False,
+            "train the tokenizer on --data, tokenize it, and exit",
+            identifies_trial=False,
+        ),
     )
     unused_flags = ("held_out", "encode")
     batch_in_graph = False  # batches vary in size

@@ -1,12 +1,12 @@
 """Tables and plots of finished trials.
 
     python report.py                                   # all figures with finished trials
-    python report.py reverse.py fig2                   # one figure; without fig2: all
+    python report.py reverse.py fig2                   # one figure of reverse.py
     python report.py reverse.py --scale desk --out results
-    python report.py runs                              # CSV of all finished trials in a folder
-    python report.py --write RESULTS.md                # update the page and results/trials.csv
+    python report.py runs                              # CSV of all finished trials
+    python report.py --write RESULTS.md                # update RESULTS.md's tables
 
-The script's flags, such as --model, select trials. Plots are written to OUT/figures. The CSV
+Flags of SCRIPT, such as --model, select trials. Plots are written to OUT/figures. The CSV
 omits columns with a single value. Tables and plots show means over seeds with 95% confidence
 intervals (Student's t). Tables also show differences with 95% confidence intervals and
 two-sided p-values (Welch's t-test, or a paired one where marked).
@@ -275,7 +275,7 @@ def main():
         "--write",
         metavar="FILE",
         default="",
-        help="update the tables in FILE, and OUT/trials.csv",
+        help="update the generated tables in FILE, and OUT/trials.csv",
     )
     # Positionals precede flags: argparse would mistake a flag's value for a name
     positionals = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))

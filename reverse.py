@@ -4,12 +4,12 @@
     python reverse.py --list fig2                                   # the commands of its trials
     python reverse.py --scale quick --all fig2                      # 3 minutes on two cores
 
-    in   3 1 4 _ _ _        _ is the command to output; time steps 1 .. 2L
+    in   3 1 4 _ _ _        _ is the command token; time steps 1 .. 2L
     out  . . . 4 1 3        . is not scored
 
-The paper's claim: with sinusoidal positional encoding (PE, --pe sin), a GRU, an LSTM and S4D
-"can handle a larger vocabulary". Code: suite/task.py (defaults, batches), suite/training.py
-(training loop), common.py (model, loss, training step).
+The paper claims that GRU, LSTM and S4D handle larger vocabularies with sinusoidal positional
+encoding (PE, --pe sin) than without. The code is in suite/task.py (defaults, batches),
+suite/training.py (training loop) and common.py (model, loss, training step).
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import

@@ -3,7 +3,7 @@
     python sort.py --model lstm --pe sin --vocab 16384 --seed 0
     python sort.py --scale desk --all fig8
 
-    in   3 1 4 1 _ _ _ _        _ is the command to output; time steps 1 .. 2L
+    in   3 1 4 1 _ _ _ _        _ is the command token; time steps 1 .. 2L
     out  . . . . 1 1 3 4        . is not scored
 
 Only the targets differ from those of reverse.py.

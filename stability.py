@@ -1,19 +1,20 @@
-"""Gradient stability (Fig. 5): do disturbants change the direction of the target's gradient?
+"""Gradient stability (Fig. 5): does the gradient at a token depend on the other tokens?
 
     python stability.py --model lstm --pe sin --vocab 1024 --seed 0 --train  # one trial
     python stability.py --all fig5 --train                                   # all trials
 
-    A   7 3 1 4 _ _ _ _    A and B share the target, here 7, and differ in the other
-    B   7 2 2 5 _ _ _ _    integers, the disturbants; ^ marks the step that outputs the target
+    A   7 3 1 4 _ _ _ _    Sequences A and B share one token, the target (7), and differ in
+    B   7 2 2 5 _ _ _ _    the others, the disturbants. The target is output at step ^.
                       ^
 
-J is the Jacobian of the layer's output at ^ with respect to its state just after it reads the
-target. Stability is the cosine similarity between the rows of A's J and B's, averaged over
-rows, weighted by their norms, and over pairs: 1 if parallel, 0 if orthogonal. The disturbants
-are either all Frequent or all Rare integers (see dual_frequency.py).
+The Jacobian J is the derivative of the layer's output at ^ with respect to its state just after
+it reads the target. Stability is the mean cosine similarity between the rows of A's J and those
+of B's, weighted by the product of their norms: 1 if parallel, 0 if orthogonal. It is averaged
+over pairs, separately for Frequent and Rare targets and disturbants. In training, each Rare
+token is drawn one seventh as often as a Frequent one (see dual_frequency.py).
 
-Evaluates all snapshots of a dual_frequency.py trial and writes stability.json beside its
-result.json. --overwrite repeats the evaluation, not the training.
+This script evaluates the snapshots of a trial of dual_frequency.py with the same flags, and
+writes stability.json into the trial's folder. With --train, it trains the trial first.
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
@@ -183,20 +184,27 @@ class Stability(DualFrequency):
         Flag(
             "pairs",
             1024,
-            "sequence pairs in total, over 4 conditions",
+            "number of pairs; a quarter each for Frequent or Rare targets and disturbants",
             at_least=4,
             identifies_trial=False,
         ),
         Flag(
             "target",
             None,
-            "time step of the target (default: 1; for s4d, 23 at L = 64, in proportion to L)",
+            "time step of the target (default: 1; s4d: 23/64 of L, as in the paper)",
             int,
             at_least=1,
             identifies_trial=False,
         ),
         Flag("train", False, "train the trial first if needed", identifies_trial=False),
+        Flag(
+            "overwrite",
+            False,
+            "recompute stability.json, without training",
+            identifies_trial=False,
+        ),
     ]
+    unused_flags = ["evaluate"]
 
     @classmethod
     def defaults(cls, args):
@@ -205,8 +213,7 @@ class Stability(DualFrequency):
 
     def __init__(self, args, config, folder):
         # --overwrite redoes the evaluation, not the training
-        off = dict(overwrite=False, evaluate=False)
-        self.source_task = cli.make_task(DualFrequency, vars(args) | off)
+        self.source_task = cli.make_task(DualFrequency, vars(args) | dict(overwrite=False))
         # Recorded and compared, but not in the folder's name
         config |= dict(pairs=args.pairs, target=args.target)
         super().__init__(args, config, self.source_task.folder)

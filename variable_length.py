@@ -3,7 +3,7 @@
     python variable_length.py --model lstm --pe sin --vocab 16384 --seed 0
     python variable_length.py --scale desk --all fig11
 
-    in   3 1 4 _ _ _ _ _        _ is the command; time steps 1 .. 2L, here with L = 4
+    in   3 1 4 _ _ _ _ _        _ is the command token; time steps 1 .. 2L, here with L = 4
     out  . . . 4 1 3 . .        . is not scored
 
 The length of each row is random (Appendix B). Shorter rows are padded with commands.

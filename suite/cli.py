@@ -26,14 +26,20 @@ EXECUTION_FLAGS = [
     Flag("out", "runs", "output folder for all trials"),
     Flag("overwrite", False, "delete the trial's checkpoints and results, then retrain"),
     Flag("evaluate", False, "evaluate a finished trial again (last.pt), without training"),
-    Flag("save_every", 5000, "iterations between checkpoints", at_least=1),
-    Flag("snapshot_every", None, "iterations between weight snapshots (default: none)", int),
+    Flag("save_every", 5000, "iterations between checkpoints, for resuming", at_least=1),
+    Flag(
+        "snapshot_every",
+        None,
+        "iterations between weight snapshots, for stability.py (default: none)",
+        int,
+    ),
     Flag("log_every", 100, "iterations between rows of curve.csv and log lines", at_least=1),
-    Flag("device", "auto", "device; auto: CUDA if available", choices=("auto", "cpu", "cuda")),
+    Flag("device", "auto", "auto: CUDA if available", choices=("auto", "cpu", "cuda")),
     Flag(
         "engine",
         "auto",
-        "fast: this suite's kernels; torch: torch.nn; equal up to rounding; auto: the faster",
+        "implementation: our kernels (fast), torch.nn (torch) or the faster one (auto); "
+        "results agree up to rounding",
         choices=("auto", "fast", "torch"),
     ),
     Flag(
@@ -56,15 +62,16 @@ EXECUTION_FLAGS = [
     Flag(
         "index",
         None,
-        "only trial N of those that --list prints, from 0 (for SLURM arrays)",
+        "with --list or --all: only trial N, from 0 (for SLURM arrays: slurm_array.sh)",
         int,
     ),
 ]
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
-EXIT_CODES = """\
+NOTES = """
 exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 in use by another
-process, 75 interrupted (run again to resume)"""
+process, 75 interrupted by a signal (run again to resume)
+output: OUT/TASK/MODEL-PE-.../seedN/ with result.json (metrics) and curve.csv (training)"""
 METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"}
 
 
@@ -97,13 +104,13 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     figures.add_argument(
         "--list",
-        help="print the commands of a figure's trials (default: all figures). A flag that "
-        "varies in the figure, such as --model, selects trials; any other flag, such as "
-        "--clip, is passed to all",
+        help="print the commands of a figure's trials (default: all figures). Flags that vary "
+        "in the figure, such as --model, filter its trials; others, such as --clip, are set "
+        "in all of them",
         **figure,
     )
     figures.add_argument(
-        "--all", help="run the trials that --list prints, then print their table", **figure
+        "--all", help="run the trials that --list would print, then print a table", **figure
     )
     experiment.add_argument(
         "--scale", choices=task_class.scales, help="preset sizes, see below (default: paper)"
@@ -129,7 +136,7 @@ def flags_of(task_class):
 
 
 def epilog_lines(task_class):
-    """Yield lines that explain the scales, encodings, figures and exit codes."""
+    """Yield lines that explain scales, encodings, figures, exit codes and output."""
     yield "scales (a figure overrides some of these values; --list shows them):"
     uses = dict(
         paper=" (for GPUs)", desk=" (for CPUs)", quick=" (minutes)", smoke=" (for tests)"
@@ -140,14 +147,14 @@ def epilog_lines(task_class):
         shown = shlex.join(format_flags(flags)) or "the defaults above"
         yield f"  {name}{uses.get(name, '')}: {shown}"
     if "pe" not in {flag.name for flag in task_class.extra_flags}:
-        yield "encodings:"
+        yield "\nencodings:"
         for name, encoding in common.ENCODINGS.items():
             yield f"  {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
-    yield "figures, with the number of trials at each scale:"
+    yield "\nfigures, with the number of trials at each scale:"
     for name, figure in task_class.figures.items():
         sizes = [f"{scale} {len(trials)}" for scale, trials in figure.grids.items()]
         yield f"  {name}: {figure.title} ({', '.join(sizes)})"
-    yield EXIT_CODES
+    yield NOTES
 
 
 def add_flag(group, flag):

@@ -98,20 +98,20 @@ FLAGS = [
     Flag(
         "encode",
         "both",
-        "part of the sequence with positional encoding: input, output, or both",
+        "steps with positional encoding: those of the input, the output, or both",
         choices=("input", "output", "both"),
     ),
     Flag(
         "amplitude",
         None,
-        "norm of the encoding vectors (default: 1; sqrt(--embed) for --pe learned)",
+        "norm of the encoding vectors; ramp: of the last (default: 1; learned: sqrt(--embed))",
         float,
     ),
     Flag(
         "bands",
         "0:1",
-        "frequencies to keep, from 0 (highest) to 1; 0:0.5 is the higher half (--pe sin or "
-        "shuffled)",
+        "range of frequencies to keep (--pe sin or shuffled): 0 is the highest, 1 the lowest, "
+        "and 0:0.5 keeps the higher half",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
