@@ -5,10 +5,10 @@
 
 Three implementations are timed in alternation, in one process:
 
-plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping and
-       Adam; one fixed batch; the precision of `suite`, or TF32 if that is bf16
-torch  this repository with --engine torch, including the time to draw batches
 suite  this repository with its default engine, including the time to draw batches
+torch  the same with --engine torch
+plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping and
+       Adam; one fixed batch; the same precision, but TF32 if the suite uses bf16
 
 The table has times per training step and the ratios plain/suite and torch/suite; above 1,
 `suite` is faster. On a CPU, models below 256 units use one thread. At the default sizes, the

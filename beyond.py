@@ -4,18 +4,19 @@
     python beyond.py --scale desk --all pe-ablation   # which property of PE helps?
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
-Figures exist at --scale desk only:
+All figures need --scale desk:
 
-    shorter inputs       fig2-short, fig2-short-twice
-    more seeds           fig2-more, fig2-all
-    the paper's size     fig2-early
-    other encodings      pe-ablation, fig14-fixed
-    Mamba                mamba-vocab, mamba
-    longer training      with learning rates tuned at fig2's training budget (1x): fig2-rates
-                         (search), fig2-end, fig2-end-lower, long-equal; tuned at the longer
-                         budget: long-rates (search), long-tuned; in one table: more-training
+    fig2-short, fig2-short-twice  shorter inputs
+    fig2-more, fig2-all           more seeds
+    fig2-early                    the paper's size (the figure overrides desk's sizes)
+    pe-ablation, fig14-fixed      other encodings
+    mamba-vocab, mamba            Mamba
+    fig2-end                      longer training; learning rates tuned at fig2's budget
+                                  (fig2-rates), lower (fig2-end-lower) or equal (long-equal)
+    long-tuned                    longer training; learning rates tuned for it (long-rates)
+    more-training                 a table of the figures with more than one training budget
 
-The task is that of reverse.py, and both scripts share the trials' folders.
+The task is that of reverse.py, and its finished trials are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -306,7 +307,7 @@ add_figure(
 )
 add_figure(
     "fig2-end-lower",
-    "GRU as in fig2-end, but no PE and constant at half the learning rate (post hoc)",
+    "GRU as in fig2-end, but --pe none and constant at half the learning rate (post hoc)",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,

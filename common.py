@@ -256,7 +256,7 @@ class Random(Encoding):
 
 
 class Constant(Random):
-    """A control: one fixed random unit vector at every step, so no position."""
+    """A control: one fixed random unit vector at every step; no positional information."""
 
     def make_table(self, n_steps, size):
         return super().make_table(1, size)
@@ -276,7 +276,7 @@ class Learned(Encoding):
 
 
 class Ramp(Constant):
-    """A fixed random unit vector, times t / T at time step t of T (not periodic)."""
+    """A fixed random unit vector, times t / T at step t of T (not periodic)."""
 
     def make_table(self, n_steps, size):
         steps = torch.arange(1, n_steps + 1)[:, None]
@@ -326,7 +326,7 @@ class NoEncoding(Encoding):
 
 
 class DuplicatedEmbedding(NoEncoding):
-    """A control: the embedding concatenated with itself, so no position (Appendix C)."""
+    """A control: the embedding concatenated with itself; no positional information (App. C)."""
 
     copies = 2
 

@@ -42,7 +42,8 @@ class DualFrequency(Reverse):
         Flag(
             "snapshot_every",
             None,
-            "iterations between weight snapshots (default: min(5000, iterations / 10))",
+            "iterations between copies of the weights in snapshots/, for stability.py "
+            "(default: min(5000, iterations / 10))",
             int,
             identifies_trial=False,
         )

@@ -14,8 +14,8 @@ The text has one paragraph per line; blank lines and headings, which begin with 
 dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack
 it in data/. SentencePiece's unigram model learns K subword tokens from the training split, with
 default settings but no limit on line length. There is no BOS or EOS token: a paragraph of one
-token has no target and is left out. Rare characters, and the < and > of a "<unk>", become the
-unknown token, which is read but excluded from the loss and perplexity.
+token has no target and is left out. Rare characters become the unknown token, and so do the <
+and > of a "<unk>" in the text. Unknown tokens are read, but excluded from loss and perplexity.
 """
 
 from suite import cli, files  # isort: skip # before PyTorch
@@ -67,7 +67,12 @@ class WikiText(Task):
     extra_flags = (
         Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm")),
         Flag("vocab", 32768, "number of subword tokens, K", at_least=2, below=2**16 + 1),
-        Flag("length", 1024, "maximum predicted tokens per paragraph", at_least=1),
+        Flag(
+            "length",
+            1024,
+            "predicted tokens per paragraph at most; longer ones are truncated",
+            at_least=1,
+        ),
         Flag(
             "data", "data/wikitext-103-raw", f"folder of {TEXT_FILES}", identifies_trial=False
         ),

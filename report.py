@@ -2,7 +2,7 @@
 
     python report.py                                   # all figures with finished trials
     python report.py reverse.py fig2                   # one figure of reverse.py
-    python report.py reverse.py --scale desk --out results
+    python report.py reverse.py --scale desk --out results  # the committed results
     python report.py runs                              # CSV of all finished trials
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 

@@ -7,7 +7,7 @@
     in   3 1 4 _ _ _        _ is the command token; time steps 1 .. 2L
     out  . . . 4 1 3        . is not scored
 
-The paper claims that GRU, LSTM and S4D handle larger vocabularies with sinusoidal positional
+The paper reports that GRU, LSTM and S4D handle larger vocabularies with sinusoidal positional
 encoding (PE, --pe sin) than without. The code is in suite/task.py (defaults, batches),
 suite/training.py (training loop) and common.py (model, loss, training step).
 """

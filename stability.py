@@ -13,8 +13,9 @@ of B's, weighted by the product of their norms: 1 if parallel, 0 if orthogonal. 
 over pairs, separately for Frequent and Rare targets and disturbants. In training, each Rare
 token is drawn one seventh as often as a Frequent one (see dual_frequency.py).
 
-This script evaluates the snapshots of a trial of dual_frequency.py with the same flags, and
-writes stability.json into the trial's folder. With --train, it trains the trial first.
+This script evaluates the weight snapshots of a trial that dual_frequency.py has trained with
+the same flags (with --train, it trains the trial first), and writes stability.json into the
+trial's folder. Trials of other scripts cannot be evaluated.
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
@@ -184,7 +185,8 @@ class Stability(DualFrequency):
         Flag(
             "pairs",
             1024,
-            "number of pairs; a quarter each for Frequent or Rare targets and disturbants",
+            "sequence pairs; a quarter for each combination of Frequent or Rare target and "
+            "disturbants",
             at_least=4,
             identifies_trial=False,
         ),
@@ -200,7 +202,7 @@ class Stability(DualFrequency):
         Flag(
             "overwrite",
             False,
-            "recompute stability.json, without training",
+            "recompute stability.json; the trained model is kept",
             identifies_trial=False,
         ),
     ]

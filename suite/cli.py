@@ -30,7 +30,7 @@ EXECUTION_FLAGS = [
     Flag(
         "snapshot_every",
         None,
-        "iterations between weight snapshots, for stability.py (default: none)",
+        "iterations between copies of the weights in snapshots/ (default: none)",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv and log lines", at_least=1),
@@ -39,7 +39,7 @@ EXECUTION_FLAGS = [
         "engine",
         "auto",
         "implementation: our kernels (fast), torch.nn (torch) or the faster one (auto); "
-        "results agree up to rounding",
+        "their outputs agree up to rounding",
         choices=("auto", "fast", "torch"),
     ),
     Flag(
@@ -62,14 +62,15 @@ EXECUTION_FLAGS = [
     Flag(
         "index",
         None,
-        "with --list or --all: only trial N, from 0 (for SLURM arrays: slurm_array.sh)",
+        "list or run only trial N of those selected, from 0 (for SLURM arrays, use "
+        "`sbatch --array=0-179 slurm_array.sh reverse.py fig2`)",
         int,
     ),
 ]
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
 NOTES = """
-exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 in use by another
+exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 trial in use by another
 process, 75 interrupted by a signal (run again to resume)
 output: OUT/TASK/MODEL-PE-.../seedN/ with result.json (metrics) and curve.csv (training)"""
 METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"}
@@ -104,9 +105,9 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     figures.add_argument(
         "--list",
-        help="print the commands of a figure's trials (default: all figures). Flags that vary "
-        "in the figure, such as --model, filter its trials; others, such as --clip, are set "
-        "in all of them",
+        help="print the commands of a figure's trials (default: all figures). A flag that the "
+        "figure varies, such as --model, selects the matching trials; any other flag, such as "
+        "--clip, is added to every trial",
         **figure,
     )
     figures.add_argument(
@@ -137,9 +138,12 @@ def flags_of(task_class):
 
 def epilog_lines(task_class):
     """Yield lines that explain scales, encodings, figures, exit codes and output."""
-    yield "scales (a figure overrides some of these values; --list shows them):"
+    yield "scales (figures override some of these values: copy a trial's command from --list):"
     uses = dict(
-        paper=" (for GPUs)", desk=" (for CPUs)", quick=" (minutes)", smoke=" (for tests)"
+        paper=" (GPU, about an hour per trial)",
+        desk=" (CPU, minutes to an hour per trial)",
+        quick=" (CPU, seconds per trial)",
+        smoke=" (tests)",
     )
     for name, flags in task_class.scales.items():
         order = [k for k in flags_of(task_class) if k not in task_class.unused_flags]

@@ -61,7 +61,8 @@ FLAGS = [
     Flag(
         "seed",
         0,
-        "random seed (default: 0), or a range such as 0-4 for --list, --all and report.py",
+        "random seed (default: 0); with --list, --all and report.py, a seed or a range such as "
+        "0-4 (default: the figure's seeds)",
         parse_seeds,
     ),
     Flag("hidden", 512, "hidden size", at_least=1, below=20_000),
@@ -98,20 +99,21 @@ FLAGS = [
     Flag(
         "encode",
         "both",
-        "steps with positional encoding: those of the input, the output, or both",
+        "time steps that have positional encoding: of the input, the output, or both",
         choices=("input", "output", "both"),
     ),
     Flag(
         "amplitude",
         None,
-        "norm of the encoding vectors; ramp: of the last (default: 1; learned: sqrt(--embed))",
+        "norm of each encoding vector, for ramp of the last one (default: 1, or sqrt(--embed) "
+        "for learned)",
         float,
     ),
     Flag(
         "bands",
         "0:1",
-        "range of frequencies to keep (--pe sin or shuffled): 0 is the highest, 1 the lowest, "
-        "and 0:0.5 keeps the higher half",
+        "for --pe sin or shuffled, the fraction of the frequencies to keep, from the highest "
+        "(0) to the lowest (1): 0:0.5 keeps the higher half",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
