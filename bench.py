@@ -1,6 +1,6 @@
 """Time a training step against plain PyTorch.
 
-    python bench.py                                       # paper and desk sizes
+    python bench.py                                       # sizes of --scale paper and desk
     python bench.py --only lstm-sin-256 --precision fp32  # one model
 
 Three implementations are timed in alternation, in one process:
@@ -8,11 +8,11 @@ Three implementations are timed in alternation, in one process:
 suite  this repository with its default engine, including the time to draw batches
 torch  the same with --engine torch
 plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping and
-       Adam; one fixed batch; the same precision, but TF32 if the suite uses bf16
+       Adam; one fixed batch; never in bf16 (with --precision bf16, in TF32)
 
 The table has times per training step and the ratios plain/suite and torch/suite; above 1,
-`suite` is faster. On a CPU, models below 256 units use one thread. At the default sizes, the
-training hours of each figure of the paper are also estimated.
+`suite` is faster. On a CPU, models below 256 units use one thread. Without --only and size
+flags, bench.py also estimates the training hours of each figure of the paper.
 """
 
 from suite import cli, files, machine  # isort: skip # before PyTorch
@@ -181,7 +181,9 @@ def format_row(name, trial_hours):
 
 def main():
     parser = cli.Parser(
-        "bench.py", __doc__, usage="bench.py [flags] [training flags, as in reverse.py]"
+        "bench.py",
+        __doc__,
+        usage="bench.py [flags] [training flags such as --precision, see reverse.py]",
     )
     parser.add_argument(
         "--only",

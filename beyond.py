@@ -4,19 +4,8 @@
     python beyond.py --scale desk --all pe-ablation   # which property of PE helps?
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
-All figures need --scale desk:
-
-    fig2-short, fig2-short-twice  shorter inputs
-    fig2-more, fig2-all           more seeds
-    fig2-early                    the paper's size (the figure overrides desk's sizes)
-    pe-ablation, fig14-fixed      other encodings
-    mamba-vocab, mamba            Mamba
-    fig2-end                      longer training; learning rates tuned at fig2's budget
-                                  (fig2-rates), lower (fig2-end-lower) or equal (long-equal)
-    long-tuned                    longer training; learning rates tuned for it (long-rates)
-    more-training                 a table of the figures with more than one training budget
-
-The task is that of reverse.py, and its finished trials are reused.
+Figures are defined at --scale desk only. At this scale, reverse.py's fig2 has L = 32, seeds 5
+to 10 and a training budget called 1x. The task is the same, and finished trials are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -152,13 +141,13 @@ def add_figure(name, title, trials, **options):
 MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
 add_figure(
     "mamba-vocab",
-    "Mamba with one block, L = 32, K = 16 to 1,024",
+    "Mamba with one block, K = 16 to 1,024",
     cross(**MAMBA, lr=2e-2, iterations=2000, pe=WITH_CONTROLS, vocab=[16, 64, 256, 1024]),
 )
 MAMBA_LONGER = dict(iterations=4000, pe=WITH_CONSTANT)
 add_figure(
     "mamba",
-    "Mamba with one block and with two, longer training",
+    "Mamba with one block and with two, 2x training budget",
     # Learning rates were tuned without PE on seed 100
     cross(**MAMBA, blocks=1, vocab=16, lr=3e-2, **MAMBA_LONGER)
     + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **MAMBA_LONGER),
@@ -176,21 +165,21 @@ add_figure(
 # -- Variants of Fig. 2: exploratory, except the preregistered fig2-more
 add_figure(
     "fig2-short",
-    "Reverse ordering, L = 16 (fig2: L = 32)",
+    "Reverse ordering, shorter inputs (L = 16)",
     grid_per_model([16, 64, 256], [64, 256, 1024]),
     metrics=ACCURACY_AND_EDITS,
     summaries=[K95],
 )
 add_figure(
     "fig2-short-twice",
-    "Reverse ordering, L = 16, 2x training budget",
+    "Reverse ordering, shorter inputs (L = 16), 2x training budget",
     grid_per_model([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
 )
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
     "fig2-early",
-    "GRU of the paper's size, 1/15 of its training",
+    "GRU of the paper's size, 1/15 of its training budget",
     cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=ACCURACY_AND_EDITS,
     plot=False,
@@ -198,7 +187,7 @@ add_figure(
 LONGER_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-more",
-    "Reverse ordering, seeds 11 to 13",
+    "Reverse ordering, more seeds (11 to 13)",
     grid_per_model(**FIG2_DESK, seed=range(11, 14)),
     claims=[
         Claim(LONGER_FAMILY, MEAN_ACCURACY, dict(model=model))
@@ -225,7 +214,7 @@ def growth_contrasts():
 
 add_figure(
     "fig2-all",
-    "Reverse ordering, seeds 5 to 13 (fig2 and fig2-more)",
+    "Reverse ordering, all seeds (5 to 13)",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     summaries=K_SUMMARIES,
     contrasts=list(growth_contrasts()),
@@ -290,14 +279,14 @@ LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range
 GRU_BASELINES = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 add_figure(
     "fig2-rates",
-    "Learning-rate search for fig2-end, seed 100",
+    "Learning-rate search for fig2-end (1x training, seed 100)",
     lr_trials,
     plot=False,
     note="fig2-end uses the best learning rates; the control, those without PE.",
 )
 add_figure(
     "fig2-end",
-    "Reverse ordering, longer training (4x; S4D: 8x)",
+    "Longer training (4x; S4D: 8x), learning rates of fig2-rates",
     long_trials,
     summaries=SPEED_UPS,
     contrasts=long_contrasts,
@@ -307,7 +296,7 @@ add_figure(
 )
 add_figure(
     "fig2-end-lower",
-    "GRU as in fig2-end, but --pe none and constant at half the learning rate (post hoc)",
+    "GRU of fig2-end, but half the learning rate without PE (post hoc)",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
@@ -340,7 +329,7 @@ for model, length in dict.fromkeys((x["model"], x["length"]) for x in budget_tri
     )
 add_figure(
     "more-training",
-    "Can more training replace PE?",
+    "Can more training replace PE? Trials at 1x to 8x budgets",
     budget_trials,
     summaries=SPEED_UPS,
     contrasts=budget_contrasts,
@@ -354,13 +343,13 @@ LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
     "long-equal",
-    "GRU, 4x training budget, equal learning rates",
+    "GRU of fig2-end, but half the learning rate with and without PE",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3),
     plot=False,
 )
 add_figure(
     "long-rates",
-    "Learning-rate search for long-tuned, seed 100",
+    "Learning-rate search for long-tuned (4x; S4D: 16x; seed 100)",
     cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3], seed=100)
     + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3], seed=100)
     + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
@@ -368,7 +357,7 @@ add_figure(
 )
 add_figure(
     "long-tuned",
-    "Longer training at the learning rates of long-rates",
+    "Longer training (4x), learning rates of long-rates",
     cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
     + cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21)),
     tuned=["lr"],

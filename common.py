@@ -276,7 +276,7 @@ class Learned(Encoding):
 
 
 class Ramp(Constant):
-    """A fixed random unit vector, times t / T at step t of T (not periodic)."""
+    """A fixed random unit vector, scaled by t / T at time step t of T (not periodic)."""
 
     def make_table(self, n_steps, size):
         steps = torch.arange(1, n_steps + 1)[:, None]
@@ -284,7 +284,7 @@ class Ramp(Constant):
 
 
 class Counter(Encoding):
-    """The time step in binary (-1 and 1, low bits first), repeated to fill --embed."""
+    """The time step in binary (1 and -1, low bits first), repeated to fill --embed; norm 1."""
 
     save_table = False
 

@@ -42,7 +42,7 @@ class DualFrequency(Reverse):
         Flag(
             "snapshot_every",
             None,
-            "iterations between copies of the weights in snapshots/, for stability.py "
+            "iterations between weight snapshots, all of which stability.py evaluates "
             "(default: min(5000, iterations / 10))",
             int,
             identifies_trial=False,
@@ -193,10 +193,12 @@ FIG3_OPTIONS = dict(
     x="position of the target (1: read first)",
 )
 DualFrequency.figures["fig3"] = Figure(
-    "Frequent and Rare integers (target/disturbants)", FIG3, **FIG3_OPTIONS
+    "Accuracy by frequency of target/disturbants", FIG3, **FIG3_OPTIONS
 )
 DualFrequency.figures["fig3-fresh"] = Figure(
-    "Frequent and Rare integers, seeds 5 to 10", FIG3_FRESH, **FIG3_OPTIONS
+    "Accuracy by frequency of target/disturbants, new seeds (5 to 10)",
+    FIG3_FRESH,
+    **FIG3_OPTIONS,
 )
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ The text has one paragraph per line; blank lines and headings, which begin with 
 dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1.zip: unpack
 it in data/. SentencePiece's unigram model learns K subword tokens from the training split, with
 default settings but no limit on line length. There is no BOS or EOS token: a paragraph of one
-token has no target and is left out. Rare characters become the unknown token, and so do the <
-and > of a "<unk>" in the text. Unknown tokens are read, but excluded from loss and perplexity.
+token has no target and is left out. Characters that the tokenizer does not know become the
+unknown token, which is kept as input but excluded from the loss and perplexity.
 """
 
 from suite import cli, files  # isort: skip # before PyTorch
@@ -39,7 +39,7 @@ from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
 TEXT_FILES = "wiki.{train,valid,test}.raw"
-UNKNOWN = 0  # SentencePiece's unk_id
+UNKNOWN = 0  # SentencePiece's unk_id; also the < and > of each "<unk>" in the text
 PAD_STEPS, PAD_PARTS = 64, 16  # padding granularity, see pad_to_few_sizes
 
 

@@ -1,7 +1,7 @@
 """Reverse ordering (Figs. 2, 12, 13): read L integers, then output them in reverse order.
 
-    python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # one model of Fig. 2
-    python reverse.py --list fig2                                   # the commands of its trials
+    python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # one trial of Fig. 2
+    python reverse.py --list fig2                                   # list all its trials
     python reverse.py --scale quick --all fig2                      # 3 minutes on two cores
 
     in   3 1 4 _ _ _        _ is the command token; time steps 1 .. 2L

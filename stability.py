@@ -7,15 +7,15 @@
     B   7 2 2 5 _ _ _ _    the others, the disturbants. The target is output at step ^.
                       ^
 
-The Jacobian J is the derivative of the layer's output at ^ with respect to its state just after
-it reads the target. Stability is the mean cosine similarity between the rows of A's J and those
-of B's, weighted by the product of their norms: 1 if parallel, 0 if orthogonal. It is averaged
-over pairs, separately for Frequent and Rare targets and disturbants. In training, each Rare
-token is drawn one seventh as often as a Frequent one (see dual_frequency.py).
+J is the Jacobian of the layer's output at ^ with respect to the layer's state just after it
+reads the target. Stability is the weighted mean, over rows i, of the cosine similarity between
+row i of A's J and row i of B's, with weights proportional to the product of the two norms (1:
+parallel, 0: orthogonal). It is averaged over pairs, for each combination of Frequent or Rare
+target and disturbants. In training, each Rare token is drawn one seventh as often as a Frequent
+one (see dual_frequency.py).
 
-This script evaluates the weight snapshots of a trial that dual_frequency.py has trained with
-the same flags (with --train, it trains the trial first), and writes stability.json into the
-trial's folder. Trials of other scripts cannot be evaluated.
+Needs a trial that dual_frequency.py has trained with the same flags (--train trains it first;
+trials of other scripts cannot be used). Each of its weight snapshots is evaluated.
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
@@ -323,13 +323,13 @@ FIG5_OPTIONS = dict(
 # Desk's S4D was evaluated with fewer pairs
 FIG5_DESK = [row | dict(pairs=256) if row["model"] == "s4d" else row for row in FIG3["desk"]]
 Stability.figures["fig5"] = Figure(
-    "Gradient stability (target/disturbants)",
+    "Gradient stability by frequency of target/disturbants",
     FIG3 | {"desk": FIG5_DESK},
     METRICS | {"Frequent - Rare: first snapshot - mean of snapshots": initial_gap_excess},
     **FIG5_OPTIONS,
 )
 Stability.figures["fig5-fresh"] = Figure(
-    "Gradient stability, seeds 5 to 10",
+    "Gradient stability, new seeds (5 to 10)",
     FIG3_FRESH,
     METRICS,
     claims=(

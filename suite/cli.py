@@ -30,7 +30,7 @@ EXECUTION_FLAGS = [
     Flag(
         "snapshot_every",
         None,
-        "iterations between copies of the weights in snapshots/ (default: none)",
+        "iterations between weight snapshots, all of which are kept (default: none)",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv and log lines", at_least=1),
@@ -38,8 +38,8 @@ EXECUTION_FLAGS = [
     Flag(
         "engine",
         "auto",
-        "implementation: our kernels (fast), torch.nn (torch) or the faster one (auto); "
-        "their outputs agree up to rounding",
+        "fast: our kernels; torch: torch.nn; auto: the faster for this model. Their outputs "
+        "agree up to rounding",
         choices=("auto", "fast", "torch"),
     ),
     Flag(
@@ -62,8 +62,8 @@ EXECUTION_FLAGS = [
     Flag(
         "index",
         None,
-        "list or run only trial N of those selected, from 0 (for SLURM arrays, use "
-        "`sbatch --array=0-179 slurm_array.sh reverse.py fig2`)",
+        "list or run only trial N of these, from 0 (for SLURM arrays: "
+        "sbatch --array=0-LAST slurm_array.sh SCRIPT FIGURE)",
         int,
     ),
 ]
@@ -71,8 +71,7 @@ EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_F
 
 NOTES = """
 exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 trial in use by another
-process, 75 interrupted by a signal (run again to resume)
-output: OUT/TASK/MODEL-PE-.../seedN/ with result.json (metrics) and curve.csv (training)"""
+process, 75 interrupted by a signal (run again to resume)"""
 METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"}
 
 
@@ -100,18 +99,18 @@ def parse(task_class, argv):
     )
     own, experiment, figures, execution = map(
         parser.add_argument_group,
-        (f"only in {script}", "experiment", "all trials of a figure", "execution"),
+        (f"only in {script}", "experiment", "all trials of a figure or table", "execution"),
     )
     figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     figures.add_argument(
         "--list",
-        help="print the commands of a figure's trials (default: all figures). A flag that the "
-        "figure varies, such as --model, selects the matching trials; any other flag, such as "
-        "--clip, is added to every trial",
+        help="print the commands of a figure's trials (default: all figures). Other flags "
+        "select trials if the figure varies them (such as --model); otherwise they apply to "
+        "every trial (such as --clip)",
         **figure,
     )
     figures.add_argument(
-        "--all", help="run the trials that --list would print, then print a table", **figure
+        "--all", help="run these trials, except finished ones, and print a table", **figure
     )
     experiment.add_argument(
         "--scale", choices=task_class.scales, help="preset sizes, see below (default: paper)"
@@ -138,9 +137,9 @@ def flags_of(task_class):
 
 def epilog_lines(task_class):
     """Yield lines that explain scales, encodings, figures, exit codes and output."""
-    yield "scales (figures override some of these values: copy a trial's command from --list):"
+    yield "scales (a figure may override these; to repeat its trials, copy them from --list):"
     uses = dict(
-        paper=" (GPU, about an hour per trial)",
+        paper=" (GPU, up to 2 hours per trial on an H200)",
         desk=" (CPU, minutes to an hour per trial)",
         quick=" (CPU, seconds per trial)",
         smoke=" (tests)",
@@ -159,6 +158,7 @@ def epilog_lines(task_class):
         sizes = [f"{scale} {len(trials)}" for scale, trials in figure.grids.items()]
         yield f"  {name}: {figure.title} ({', '.join(sizes)})"
     yield NOTES
+    yield f"output: OUT/TASK/MODEL-PE-.../seedN/{task_class.result_file}, read by report.py"
 
 
 def add_flag(group, flag):

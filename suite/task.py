@@ -61,7 +61,7 @@ FLAGS = [
     Flag(
         "seed",
         0,
-        "random seed (default: 0); with --list, --all and report.py, a seed or a range such as "
+        "random seed (default: 0). With --list, --all or report.py: a seed, or a range such as "
         "0-4 (default: the figure's seeds)",
         parse_seeds,
     ),
@@ -99,21 +99,21 @@ FLAGS = [
     Flag(
         "encode",
         "both",
-        "time steps that have positional encoding: of the input, the output, or both",
+        "phase with positional encoding: reading the input, producing the output, or both",
         choices=("input", "output", "both"),
     ),
     Flag(
         "amplitude",
         None,
-        "norm of each encoding vector, for ramp of the last one (default: 1, or sqrt(--embed) "
-        "for learned)",
+        "norm of the encoding vectors; ramp: norm of the last; learned: initial norm "
+        "(default: 1; learned: sqrt(--embed))",
         float,
     ),
     Flag(
         "bands",
         "0:1",
-        "for --pe sin or shuffled, the fraction of the frequencies to keep, from the highest "
-        "(0) to the lowest (1): 0:0.5 keeps the higher half",
+        "for --pe sin or shuffled, the range of frequencies to keep, from the highest (0) to "
+        "the lowest (1): 0:0.5 keeps the higher half",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
