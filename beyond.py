@@ -4,8 +4,9 @@
     python beyond.py --scale desk --all pe-ablation   # which property of PE helps?
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
-Figures are defined at --scale desk only. At this scale, reverse.py's fig2 has L = 32, seeds 5
-to 10 and a training budget called 1x. The task is the same, and finished trials are reused.
+Figures are defined at --scale desk only. At this scale, reverse.py's fig2 has L = 32 (not the
+preset's 16), seeds 5 to 10, and 30,000 iterations (S4D: 10,000), which are called 1x below.
+Trials that reverse.py has finished in the same --out folder are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -179,7 +180,7 @@ add_figure(
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
     "fig2-early",
-    "GRU of the paper's size, 1/15 of its training budget",
+    "GRU of the paper's size, with 1/15 of the paper's training",
     cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=ACCURACY_AND_EDITS,
     plot=False,
@@ -279,14 +280,14 @@ LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range
 GRU_BASELINES = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 add_figure(
     "fig2-rates",
-    "Learning-rate search for fig2-end (1x training, seed 100)",
+    "Learning-rate search for fig2-end, at 1x (seed 100)",
     lr_trials,
     plot=False,
     note="fig2-end uses the best learning rates; the control, those without PE.",
 )
 add_figure(
     "fig2-end",
-    "Longer training (4x; S4D: 8x), learning rates of fig2-rates",
+    "Longer training: 4x (S4D: 8x), learning rates of fig2-rates",
     long_trials,
     summaries=SPEED_UPS,
     contrasts=long_contrasts,
@@ -296,7 +297,7 @@ add_figure(
 )
 add_figure(
     "fig2-end-lower",
-    "GRU of fig2-end, but half the learning rate without PE (post hoc)",
+    "As fig2-end, GRU: learning rate halved for no PE and control only (post hoc)",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
@@ -343,13 +344,13 @@ LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
     "long-equal",
-    "GRU of fig2-end, but half the learning rate with and without PE",
+    "As fig2-end, GRU: learning rate halved for no PE, control and PE",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3),
     plot=False,
 )
 add_figure(
     "long-rates",
-    "Learning-rate search for long-tuned (4x; S4D: 16x; seed 100)",
+    "Learning-rate search at longer training: LSTM at 4x, S4D at 16x (seed 100)",
     cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3], seed=100)
     + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3], seed=100)
     + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
@@ -357,7 +358,7 @@ add_figure(
 )
 add_figure(
     "long-tuned",
-    "Longer training (4x), learning rates of long-rates",
+    "Longer training: LSTM at 4x, learning rates of long-rates",
     cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
     + cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21)),
     tuned=["lr"],

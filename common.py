@@ -249,7 +249,7 @@ class Sinusoid(Encoding):
 
 
 class Random(Encoding):
-    """Fixed random unit vectors, uniform on the sphere."""
+    """A fixed random unit vector for each time step, uniform on the sphere."""
 
     def make_table(self, n_steps, size):
         return F.normalize(torch.randn(n_steps, size), dim=1)
@@ -284,7 +284,7 @@ class Ramp(Constant):
 
 
 class Counter(Encoding):
-    """The time step in binary (1 and -1, low bits first), repeated to fill --embed; norm 1."""
+    """The time step in binary (1 and -1, low bits first), repeated to fill --embed, scaled."""
 
     save_table = False
 

@@ -70,7 +70,7 @@ class WikiText(Task):
         Flag(
             "length",
             1024,
-            "predicted tokens per paragraph at most; longer ones are truncated",
+            "maximum number of predicted tokens; longer paragraphs are truncated",
             at_least=1,
         ),
         Flag(
@@ -79,7 +79,7 @@ class WikiText(Task):
         Flag(
             "prepare",
             False,
-            "train the tokenizer on --data, tokenize it, and exit",
+            "train the tokenizer on the text in --data, tokenize the text, and exit",
             identifies_trial=False,
         ),
     )
@@ -199,7 +199,7 @@ def curve(result):
 
 
 WikiText.figures["table1"] = Figure(
-    "Language model",
+    "Language model: test perplexity",
     GRIDS,
     metrics={
         "test perplexity": "test_perplexity",
@@ -210,7 +210,7 @@ WikiText.figures["table1"] = Figure(
     "no PE 36.83, 37.77, 38.92; PE 38.07, 38.54, 38.89.",
 )
 WikiText.figures["fig15"] = Figure(
-    "Language model, training",
+    "Language model: training curves",
     GRIDS,
     metrics={"training perplexity, first third": early_perplexity},
     curves=curve,

@@ -1,15 +1,15 @@
-"""Tables and plots of finished trials.
+"""Print tables of finished trials, and plot them.
 
     python report.py                                   # finished trials at --scale paper
     python report.py reverse.py fig2                   # one figure of reverse.py
     python report.py reverse.py --scale desk --out results  # results in this repository
-    python report.py runs                              # CSV of all finished trials
+    python report.py runs > trials.csv                 # a row per finished trial in a folder
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 
 Flags of SCRIPT, such as --model, select trials. Plots are written to OUT/figures. The CSV
-omits columns with a single value. Tables and plots show means over seeds with 95% confidence
-intervals (Student's t). Tables also show differences, such as PE - no PE, with 95% confidence
-intervals and two-sided, uncorrected p-values (Welch's t-test, or a paired one where marked).
+omits constant columns. Tables and plots show means over seeds with 95% confidence intervals
+(Student's t). Tables also show differences, such as PE - no PE, with 95% confidence intervals
+and two-sided, uncorrected p-values (Welch's t-test, or a paired one where marked).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch

@@ -68,7 +68,7 @@ FIG2_DESK = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
 LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in FIG2_DESK
 VOCAB_FAMILY = "Reversal at L = 32"
 Reverse.figures["fig2"] = Figure(
-    "Reverse ordering",
+    "Reverse ordering, by vocabulary size",
     {
         "paper": cross(model="gru", pe=NONE_AND_PE, vocab=[32, 64, 128, 256])
         + cross(model=["lstm", "s4d"], pe=NONE_AND_PE, vocab=[2**n for n in range(8, 15)]),

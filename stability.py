@@ -8,11 +8,10 @@
                       ^
 
 J is the Jacobian of the layer's output at ^ with respect to the layer's state just after it
-reads the target. Stability is the weighted mean, over rows i, of the cosine similarity between
-row i of A's J and row i of B's, with weights proportional to the product of the two norms (1:
-parallel, 0: orthogonal). It is averaged over pairs, for each combination of Frequent or Rare
-target and disturbants. In training, each Rare token is drawn one seventh as often as a Frequent
-one (see dual_frequency.py).
+reads the target; a_i and b_i are its rows for A and B. Stability is their cosine similarity,
+averaged with weights |a_i| |b_i|: sum_i <a_i, b_i> / sum_i |a_i| |b_i| (1: parallel, 0:
+orthogonal). It is then averaged over pairs, for each combination of Frequent or Rare target and
+disturbants. In training, each Rare token is drawn one seventh as often as a Frequent one.
 
 Needs a trial that dual_frequency.py has trained with the same flags (--train trains it first;
 trials of other scripts cannot be used). Each of its weight snapshots is evaluated.

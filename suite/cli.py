@@ -38,8 +38,8 @@ EXECUTION_FLAGS = [
     Flag(
         "engine",
         "auto",
-        "fast: our kernels; torch: torch.nn; auto: the faster for this model. Their outputs "
-        "agree up to rounding",
+        "fast: our kernels; torch: torch.nn; auto: whichever is faster for the model. Their "
+        "outputs agree up to rounding",
         choices=("auto", "fast", "torch"),
     ),
     Flag(
@@ -62,8 +62,8 @@ EXECUTION_FLAGS = [
     Flag(
         "index",
         None,
-        "list or run only trial N of these, from 0 (for SLURM arrays: "
-        "sbatch --array=0-LAST slurm_array.sh SCRIPT FIGURE)",
+        "with --list or --all: only trial N, from 0 (for SLURM: sbatch --array=0-LAST "
+        "slurm_array.sh SCRIPT FIGURE [FLAGS], where LAST is the number of trials - 1)",
         int,
     ),
 ]
@@ -104,9 +104,9 @@ def parse(task_class, argv):
     figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     figures.add_argument(
         "--list",
-        help="print the commands of a figure's trials (default: all figures). Other flags "
-        "select trials if the figure varies them (such as --model); otherwise they apply to "
-        "every trial (such as --clip)",
+        help="print the commands of a figure's trials (default: all figures). Flags that vary "
+        "within the figure (e.g. --model) filter its trials; any other flag (e.g. --clip) is "
+        "set in every trial",
         **figure,
     )
     figures.add_argument(
@@ -137,7 +137,7 @@ def flags_of(task_class):
 
 def epilog_lines(task_class):
     """Yield lines that explain scales, encodings, figures, exit codes and output."""
-    yield "scales (a figure may override these; to repeat its trials, copy them from --list):"
+    yield "scales (a figure may override them; --list prints the exact command of each trial):"
     uses = dict(
         paper=" (GPU, up to 2 hours per trial on an H200)",
         desk=" (CPU, minutes to an hour per trial)",

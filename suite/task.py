@@ -69,7 +69,7 @@ FLAGS = [
     Flag(
         "embed",
         512,
-        "size of the token embedding and the positional encoding",
+        "size of the token embedding, and also of the positional encoding",
         at_least=1,
         below=10_000,
     ),
@@ -99,14 +99,14 @@ FLAGS = [
     Flag(
         "encode",
         "both",
-        "phase with positional encoding: reading the input, producing the output, or both",
+        "steps with positional encoding: input, output or both (zeros at the others)",
         choices=("input", "output", "both"),
     ),
     Flag(
         "amplitude",
         None,
-        "norm of the encoding vectors; ramp: norm of the last; learned: initial norm "
-        "(default: 1; learned: sqrt(--embed))",
+        "norm of each encoding vector (ramp: of the last step's; learned: at initialization); "
+        "default: 1, or sqrt(--embed) for learned",
         float,
     ),
     Flag(
