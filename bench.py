@@ -8,12 +8,12 @@ Three implementations are timed in alternation, in one process:
 suite  this repository with its default engine, including the time to draw batches
 torch  the same with --engine torch
 plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping and
-       Adam; one fixed batch. With --precision bf16, plain still uses TF32, so that
-       plain/suite includes the gain from bf16
+       Adam; one fixed batch, so drawing batches is not timed. With --precision bf16, plain
+       uses TF32, and plain/suite includes the gain from bf16
 
 The table has times per training step and the ratios plain/suite and torch/suite; above 1,
-`suite` is faster. On a CPU, models with fewer than 256 units use one thread. If neither --only
-nor a size flag is given, bench.py also estimates the training hours of the paper's figures.
+`suite` is faster. On a CPU, models with fewer than 256 units use one thread. Without --only
+and at the default sizes, bench.py also estimates the training hours of the paper's figures.
 """
 
 from suite import cli, files, machine  # isort: skip # before PyTorch

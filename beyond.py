@@ -4,9 +4,9 @@
     python beyond.py --scale desk --all pe-ablation   # which property of PE helps?
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
 
-Figures are defined at --scale desk only. At this scale, reverse.py's fig2 has L = 32 (not the
-preset's 16), seeds 5 to 10, and 30,000 iterations (S4D: 10,000), which are called 1x below.
-Trials that reverse.py has finished in the same --out folder are reused.
+Figures are defined at --scale desk only. At this scale, fig2 of reverse.py has L = 32 (not
+the preset's 16), seeds 5 to 10 and 30,000 iterations (S4D: 10,000). Below, 1x means this number
+of iterations. Trials that reverse.py has finished in the same --out folder are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -227,7 +227,7 @@ Beyond.figures["pe-ablation"] = ablation_figure(
 )
 add_figure(
     "fig14-fixed",
-    "Other encodings, fixed length",
+    "Random and learned encodings, fixed length",
     cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
     contrasts=compare_random_and_learned("dup"),
     x="pe",
@@ -297,7 +297,7 @@ add_figure(
 )
 add_figure(
     "fig2-end-lower",
-    "As fig2-end, GRU: learning rate halved for no PE and control only (post hoc)",
+    "GRU of fig2-end, with half the learning rate for no PE and constant (post hoc)",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
@@ -344,7 +344,7 @@ LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
     "long-equal",
-    "As fig2-end, GRU: learning rate halved for no PE, control and PE",
+    "GRU of fig2-end, with half the learning rate for no PE, constant and PE",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3),
     plot=False,
 )

@@ -284,7 +284,7 @@ class Ramp(Constant):
 
 
 class Counter(Encoding):
-    """The time step in binary (1 and -1, low bits first), repeated to fill --embed, scaled."""
+    """The bits of the time step as 1 and -1, repeated to fill --embed and scaled to norm 1."""
 
     save_table = False
 

@@ -3,12 +3,13 @@
     python dual_frequency.py --model lstm --pe sin --vocab 1024 --seed 0
     python dual_frequency.py --scale desk --all fig3
 
-    in   3 1 9 _ _ _        K = 10: integers 5 to 9 are Rare, 7 times rarer than 0 to 4
-    out  . . . 9 1 3        as in reverse.py, with the same model and training
+    in   3 1 9 _ _ _        a training sequence, as in reverse.py
+    out  . . . 9 1 3        K = 10: integers 0 to 4 are Frequent, 5 to 9 are Rare
 
-A test row has one target; its other integers, the disturbants, are all Frequent or all Rare.
-Only the target's retrieval is scored. The paper's claim: without PE, Rare disturbants reduce
-accuracy, Rare targets do not (section 4.2).
+In training, each Rare integer is drawn one seventh as often as a Frequent one. In a test
+sequence, one integer is the target; the others, the disturbants, are all Frequent or all Rare.
+Only the output of the target is scored. The paper reports that without PE, Rare disturbants
+reduce accuracy, but Rare targets do not (section 4.2).
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import

@@ -1,9 +1,9 @@
-"""Language model (Appendix E: Fig. 15, Table 1): next-token prediction in paragraphs.
+"""Language model (Appendix E: Fig. 15, Table 1): next-token prediction within paragraphs.
 
     python lm_wikitext.py --prepare          # train the tokenizer, tokenize the text
     python lm_wikitext.py --pe sin --seed 0  # one trial of Table 1
 
-For a small text, add `--scale desk --data DIR` to both commands.
+For a small corpus, add `--scale desk --data DIR` to both commands.
 
     in   the cat        of the paragraph "the cat sat"
     out  cat sat        every target is the next token

@@ -6,10 +6,11 @@
     python report.py runs > trials.csv                 # a row per finished trial in a folder
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 
-Flags of SCRIPT, such as --model, select trials. Plots are written to OUT/figures. The CSV
-omits constant columns. Tables and plots show means over seeds with 95% confidence intervals
-(Student's t). Tables also show differences, such as PE - no PE, with 95% confidence intervals
-and two-sided, uncorrected p-values (Welch's t-test, or a paired one where marked).
+Flags of SCRIPT, such as --model, select trials. Plots are written to OUT/figures. With FOLDER,
+the output is CSV without constant columns. Tables and plots show means over seeds with 95%
+confidence intervals (Student's t). Tables also show differences, such as PE - no PE, with 95%
+confidence intervals and two-sided, uncorrected p-values (Welch's t-test, or a paired one where
+marked).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch

@@ -3,6 +3,7 @@
     python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # one trial of Fig. 2
     python reverse.py --list fig2                                   # list all its trials
     python reverse.py --scale quick --all fig2                      # 3 minutes on two cores
+    sbatch --array=0-179 slurm_array.sh reverse.py fig2             # all 180 trials, on SLURM
 
     in   3 1 4 _ _ _        _ is the command token; time steps 1 .. 2L
     out  . . . 4 1 3        . is not scored
@@ -117,7 +118,7 @@ Reverse.figures["fig12"] = Figure(
     plot=False,
 )
 Reverse.figures["fig13"] = Figure(
-    "Other encodings",
+    "Random and learned encodings",
     {
         "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM),
         "desk": cross(**DESK_LSTM, pe=["constant", *FIG13_ENCODINGS], amplitude=None)

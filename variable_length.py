@@ -110,7 +110,7 @@ VariableLength.figures["fig11"] = Figure(
     curves=length_curves,
 )
 VariableLength.figures["fig14"] = Figure(
-    "Other encodings, variable length",
+    "Random and learned encodings, variable length",
     {
         "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
         "desk": cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),

@@ -62,13 +62,15 @@ EXECUTION_FLAGS = [
     Flag(
         "index",
         None,
-        "with --list or --all: only trial N, from 0 (for SLURM: sbatch --array=0-LAST "
-        "slurm_array.sh SCRIPT FIGURE [FLAGS], where LAST is the number of trials - 1)",
+        "only trial N of the selected ones, counted from 0 (for slurm_array.sh)",
         int,
     ),
 ]
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
+FIGURE_RULES = """\
+A flag that the figure varies, such as --model, selects its trials. --seed replaces its seeds.
+Any other flag, such as --clip, is set in every trial."""
 NOTES = """
 exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 trial in use by another
 process, 75 interrupted by a signal (run again to resume)"""
@@ -97,16 +99,14 @@ def parse(task_class, argv):
         epilog="\n".join(epilog_lines(task_class)),
         argument_default=argparse.SUPPRESS,
     )
-    own, experiment, figures, execution = map(
-        parser.add_argument_group,
-        (f"only in {script}", "experiment", "all trials of a figure or table", "execution"),
-    )
+    own = parser.add_argument_group(f"only in {script}")
+    experiment = parser.add_argument_group("experiment")
+    figures = parser.add_argument_group("all trials of a figure or table", FIGURE_RULES)
+    execution = parser.add_argument_group("execution")
     figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     figures.add_argument(
         "--list",
-        help="print the commands of a figure's trials (default: all figures). Flags that vary "
-        "within the figure (e.g. --model) filter its trials; any other flag (e.g. --clip) is "
-        "set in every trial",
+        help="print the commands of a figure's trials (default: of all figures)",
         **figure,
     )
     figures.add_argument(

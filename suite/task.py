@@ -61,8 +61,7 @@ FLAGS = [
     Flag(
         "seed",
         0,
-        "random seed (default: 0). With --list, --all or report.py: a seed, or a range such as "
-        "0-4 (default: the figure's seeds)",
+        "random seed (default: 0), or with --list, --all and report.py, a range such as 0-4",
         parse_seeds,
     ),
     Flag("hidden", 512, "hidden size", at_least=1, below=20_000),
@@ -99,7 +98,7 @@ FLAGS = [
     Flag(
         "encode",
         "both",
-        "steps with positional encoding: input, output or both (zeros at the others)",
+        "time steps that receive the encoding: input, output or both (others: zeros)",
         choices=("input", "output", "both"),
     ),
     Flag(
@@ -113,7 +112,7 @@ FLAGS = [
         "bands",
         "0:1",
         "for --pe sin or shuffled, the range of frequencies to keep, from the highest (0) to "
-        "the lowest (1): 0:0.5 keeps the higher half",
+        "the lowest (1): 0:0.5 keeps the higher half and zeroes the rest",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
