@@ -230,7 +230,8 @@ class Sinusoid(Encoding):
     others are zeroed. Vectors have unit norm.
     """
 
-    save_table, unused_flags = False, ()
+    save_table = False
+    unused_flags = ()
 
     def make_table(self, n_steps, size):
         if size % 2:
@@ -309,7 +310,8 @@ class Shuffled(Encoding):
 class NoEncoding(Encoding):
     """No positional encoding: the layer reads the embedding alone."""
 
-    copies, unused_flags = 1, ("amplitude", "bands", "combine", "encode")
+    copies = 1
+    unused_flags = ("amplitude", "bands", "combine", "encode")
 
     @staticmethod
     def table_norm(size):

@@ -13,8 +13,8 @@ averaged with weights |a_i| |b_i|: sum_i <a_i, b_i> / sum_i |a_i| |b_i| (1: para
 orthogonal). It is then averaged over pairs, for each combination of Frequent or Rare target and
 disturbants. In training, each Rare token is drawn one seventh as often as a Frequent one.
 
-Needs a trial that dual_frequency.py has trained with the same flags (--train trains it first;
-trials of other scripts cannot be used). Each of its weight snapshots is evaluated.
+This script needs a trial that dual_frequency.py has trained with the same flags (--train trains
+it first; trials of other scripts cannot be used). It evaluates each of its weight snapshots.
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
