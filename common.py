@@ -298,13 +298,13 @@ class Counter(Encoding):
         return (2 * bit - 1) / math.sqrt(size)
 
 
-class Shuffled(Encoding):
+class Shuffled(Sinusoid):
     """The sinusoidal vectors in a fixed random order (not continuous in time)."""
 
-    unused_flags = ()
+    save_table = True
 
     def make_table(self, n_steps, size):
-        return Sinusoid.make_table(self, n_steps, size)[torch.randperm(n_steps)]
+        return super().make_table(n_steps, size)[torch.randperm(n_steps)]
 
 
 class NoEncoding(Encoding):
