@@ -215,7 +215,7 @@ def growth_contrasts():
 
 add_figure(
     "fig2-all",
-    "Reverse ordering, all seeds (5 to 13)",
+    "Reverse ordering, L = 32, nine seeds",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     summaries=K_SUMMARIES,
     contrasts=list(growth_contrasts()),
@@ -234,7 +234,7 @@ add_figure(
 )
 
 
-# -- Longer training. Grids and claims are preregistered: RESULTS.md, Protocols
+# -- Longer training. Grids and claims are preregistered: PROTOCOLS.md
 class LongRun(NamedTuple):
     vocab: int
     lr: float  # as in fig2

@@ -44,7 +44,7 @@ Sort.figures["fig8"] = Figure(
     },
     ACCURACY_AND_EDITS,
 )
-# The learning rate was tuned on seed 100, before any of these trials (RESULTS.md, Protocols)
+# The learning rate was tuned on seed 100, before any of these trials (PROTOCOLS.md)
 FIG8_LONG = dict(model="gru", length=32, vocab=64, lr=1e-2, pe=WITH_CONTROLS)
 Sort.figures["fig8-long"] = Figure(
     "Sorting, L = 32",
