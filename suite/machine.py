@@ -113,10 +113,8 @@ def set_torch_options(engine, device, hidden=512):
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first CUDA matmul
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(engine.deterministic)
-    if device.type == "cpu":
-        torch.set_flush_denormal(True)  # subnormal numbers slow S4D down threefold on Intel
-        if hidden < 256:
-            torch.set_num_threads(1)  # more threads hardly help
+    if device.type == "cpu" and hidden < 256:
+        torch.set_num_threads(1)  # more threads hardly help
 
 
 def is_out_of_memory(error):
