@@ -63,7 +63,7 @@ class Rarity(Reverse):
         return batch._replace(targets=batch.targets % self.args.meanings)
 
 
-MEANINGS = {"s4d": 16, "lstm": 16, "gru": 8}  # M at K = 256
+MEANINGS = {"gru": 8, "lstm": 16, "s4d": 16}  # M at K = 256
 
 
 def desk_grid():
@@ -109,7 +109,7 @@ def rarity_contrasts(measure=""):
 
 def drop_contrasts():
     """Decompose the drop in accuracy from K = 16 to K = 256."""
-    for model in "s4d", "lstm":
+    for model in "lstm", "s4d":
         for pe in NONE_AND_PE:
             small = dict(model=model, pe=pe, vocab=16)
             large = small | dict(vocab=256)
