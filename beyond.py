@@ -111,7 +111,7 @@ common.LAYERS["mamba"] = Mamba
 
 
 class Beyond(Reverse):
-    name = "reverse"  # its trials, but own figures
+    name = "reverse"  # same trials, other figures
     extra_flags = [
         Flag(
             "blocks",
@@ -283,7 +283,7 @@ add_figure(
     "Learning-rate search for fig2-end, at 1x (seed 100)",
     lr_trials,
     plot=False,
-    note="fig2-end uses the best learning rates; the control, those without PE.",
+    note="fig2-end uses the best learning rate of each arm; the control uses that of no PE.",
 )
 add_figure(
     "fig2-end",

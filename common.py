@@ -24,7 +24,7 @@ class UsageError(ValueError):
 
 # -- Model (section 3.2), loss, training step, learning-rate schedule
 class Model(nn.Module):
-    """Embedding joined with the positional encoding, one layer, linear readout."""
+    """Embedding combined with the positional encoding, one layer, linear readout."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Model(nn.Module):
         vocab,
         embed,
         hidden,
-        n_steps,  # of the encoding's table
+        n_steps,  # rows in the encoding's table
         **encoding_options,
     ):
         super().__init__()
@@ -183,7 +183,7 @@ class Encoding(nn.Module):
 
     save_table = True  # in checkpoints; False where the table can be recomputed
     has_fast = True  # --engine fast; False if you override `join`
-    unused_flags = ("bands",)  # flags without effect, which are refused
+    unused_flags = ("bands",)  # flags that have no effect and are rejected
 
     def __init__(
         self, n_steps, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)

@@ -3,7 +3,7 @@
     python rarity.py --model s4d --pe sin --vocab 256 --meanings 16 --seed 0
     python rarity.py --scale desk --all rarity
 
-    in   13 1 24 _ _ _        K = 30 codes, M = 10 meanings (outputs): the last digit
+    in   13 1 24 _ _ _        K = 30 codes, M = 10 meanings (outputs); here, the last digit
     out  .  . .  4 1 3        as in reverse.py, but the target of code c is c mod M
 
 A larger K makes each token rarer and leaves more to remember. Here K sets the rarity of each
@@ -67,7 +67,7 @@ MEANINGS = {"gru": 8, "lstm": 16, "s4d": 16}  # M at K = 256
 
 
 def desk_grid():
-    """Return the grid: 256 codes with M outputs; reverse.py at K = M and 256 (not GRU)."""
+    """Return the grid: 256 codes with M outputs, and reverse.py's trials at K = M and 256."""
     new, existing = [], []
     for model, M in MEANINGS.items():
         flags = dict(model=model)

@@ -38,7 +38,7 @@ EXECUTION_FLAGS = [
     Flag(
         "engine",
         "auto",
-        "fast: our kernels; torch: torch.nn; auto: whichever is faster for the model. Their "
+        "fast: custom kernels; torch: torch.nn; auto: whichever is faster for the model. Their "
         "outputs agree up to rounding",
         choices=("auto", "fast", "torch"),
     ),
@@ -110,7 +110,7 @@ def parse(task_class, argv):
         **figure,
     )
     figures.add_argument(
-        "--all", help="run these trials, except finished ones, and print a table", **figure
+        "--all", help="run all unfinished trials of a figure, then print its table", **figure
     )
     experiment.add_argument(
         "--scale", choices=task_class.scales, help="preset sizes, see below (default: paper)"

@@ -24,7 +24,7 @@ def cross(**flags):
 
 # -- Definition of a figure
 class Measure(NamedTuple):
-    """A metric of each trial, or a summary of trials that differ only in flags `over`."""
+    """A metric of each trial, or a summary of trials that differ only in flags in `over`."""
 
     label: str
     over: tuple = ()
@@ -51,7 +51,7 @@ class Contrast(NamedTuple):
     label: str
     high: dict | list
     low: dict | list
-    paired: bool = False  # by seed
+    paired: bool = False  # pair trials by seed
     measure: str = ""  # default: the figure's first metric
 
     def terms(self):
@@ -256,12 +256,12 @@ K95, K80 = k_at(0.95), k_at(0.80)
 K_SUMMARIES = MEAN_ACCURACY, K95, K80
 SPEED_UPS = (
     speed_up(
-        "speed-up by PE at the accuracy that PE has at 1x",
+        "speed-up from PE, to the accuracy of PE at 1x",
         # log2(budget at which no PE reaches it / 1x); negated, as `crossing` expects a fall
         lambda log2_budgets, no_pe, pe: crossing(log2_budgets, np.negative(no_pe), -pe[0]),
     ),
     speed_up(
-        "speed-up by PE at the baseline's final accuracy",
+        "speed-up from PE, to the final accuracy of no PE",
         # log2(longest budget / budget at which PE reaches it)
         lambda log2_budgets, no_pe, pe: crossing(
             log2_budgets[-1] - log2_budgets[::-1], pe[::-1], no_pe[-1]

@@ -98,13 +98,13 @@ FLAGS = [
     Flag(
         "encode",
         "both",
-        "time steps that receive the encoding: input, output or both (others: zeros)",
+        "time steps that receive the encoding: input, output or both (others: zero vectors)",
         choices=("input", "output", "both"),
     ),
     Flag(
         "amplitude",
         None,
-        "norm of each encoding vector (ramp: of the last step's; learned: at initialization); "
+        "norm of each encoding vector (ramp: of the last step's; learned: at initialisation); "
         "default: 1, or sqrt(--embed) for learned",
         float,
     ),
@@ -186,7 +186,7 @@ class Task:
         encoding = common.ENCODINGS[a.pe]
         for flag in FLAGS:
             if flag.name in encoding.unused_flags and getattr(a, flag.name) != flag.default:
-                raise common.UsageError(f"--{flag.name} has no effect on --pe {a.pe}")
+                raise common.UsageError(f"--{flag.name} has no effect with --pe {a.pe}")
         # The constructor checks its arguments
         encoding(self.n_steps(), a.embed, **self.encoding_options())
 
