@@ -199,26 +199,44 @@ add_figure(
 )
 
 
-def growth_contrasts():
-    """Yield the growth of PE's gain with K, over no PE and over the control."""
-    for model, small, large in (
-        ("gru", 4, 32),
-        ("gru", 8, 32),
-        ("lstm", 16, 256),
-        ("s4d", 16, 256),
-    ):
-        at_small, at_large = dict(model=model, vocab=small), dict(model=model, vocab=large)
-        for pe, name in ("none", "no PE"), ("constant", "the control"):
-            label = f"{name_model(model)}: gain over {name}, K = {large} minus K = {small}"
-            yield compare_gains(label, at_large, at_small, pe)
+def compare_cells(label, high, low):
+    """Return the Contrasts of PE's gains in two cells, over no PE and over the control."""
+    name, _, cells = label.partition(", ")
+    return [
+        compare_gains(f"{name}: gain over {baseline}, {cells}", high, low, pe)
+        for pe, baseline in (("none", "no PE"), ("constant", "the control"))
+    ]
 
 
+growth = []
+for model, small, large in ("gru", 4, 32), ("gru", 8, 32), ("lstm", 16, 256), ("s4d", 16, 256):
+    growth += compare_cells(
+        f"{name_model(model)}, K = {large} minus K = {small}",
+        dict(model=model, vocab=large),
+        dict(model=model, vocab=small),
+    )
 add_figure(
     "fig2-all",
     "Reverse ordering, L = 32, nine seeds",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     summaries=K_SUMMARIES,
-    contrasts=list(growth_contrasts()),
+    contrasts=growth,
+)
+
+longer = []
+for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256):
+    longer += compare_cells(
+        f"{name_model(model)}, K = {K}, L = 32 minus L = 16",
+        dict(model=model, vocab=K, length=32),
+        dict(model=model, vocab=K, length=16),
+    )
+add_figure(
+    "fig2-lengths",
+    "Reverse ordering, L = 16 and 32 at the same K",
+    grid_per_model([16], [64, 256], length=16)
+    + grid_per_model([16], [64, 256], length=32, seed=range(5, 14)),
+    contrasts=longer,
+    plot=False,
 )
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
