@@ -365,10 +365,11 @@ for name, length, note in [
 # -- Longer training: equal learning rates (GRU), rates tuned for 4x (LSTM; S4D's will follow)
 LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
+EQUAL_GRU = GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3)
 add_figure(
     "long-equal",
     "GRU of fig2-end, with half the learning rate for no PE, constant and PE",
-    GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3),
+    EQUAL_GRU,
     plot=False,
 )
 add_figure(
@@ -379,13 +380,32 @@ add_figure(
     + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
     plot=False,
 )
+TUNED_LSTM = cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
+TUNED_LSTM += cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
 add_figure(
     "long-tuned",
     "Longer training: LSTM at 4x, learning rates of long-rates",
-    cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
-    + cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21)),
+    TUNED_LSTM,
     tuned=["lr"],
     plot=False,
+)
+
+
+def training_curve(result):
+    """Yield training accuracy, averaged over each 50th of training."""
+    rows = result.curve_csv.reshape(50, -1)
+    points = dict(zip(rows["iteration"][:, -1], rows["accuracy"].mean(1)))
+    yield name_model(result.config["model"]), result.flags["pe"], points
+
+
+add_figure(
+    "long-curves",
+    "Training curves: GRU and LSTM at 4x, S4D at 8x",
+    EQUAL_GRU + TUNED_LSTM + [trial for trial in long_trials if trial["iterations"] == 80_000],
+    tuned=["lr"],
+    x="iteration",
+    y="training accuracy",
+    curves=training_curve,
 )
 
 if __name__ == "__main__":
