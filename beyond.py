@@ -199,22 +199,19 @@ add_figure(
 )
 
 
-def compare_cells(label, high, low):
+def compare_cells(model, label, high, low):
     """Return the Contrasts of PE's gains in two cells, over no PE and over the control."""
-    name, _, cells = label.partition(", ")
+    high, low = dict(model=model, **high), dict(model=model, **low)
     return [
-        compare_gains(f"{name}: gain over {baseline}, {cells}", high, low, pe)
+        compare_gains(f"{name_model(model)}: gain over {baseline}, {label}", high, low, pe)
         for pe, baseline in (("none", "no PE"), ("constant", "the control"))
     ]
 
 
 growth = []
 for model, small, large in ("gru", 4, 32), ("gru", 8, 32), ("lstm", 16, 256), ("s4d", 16, 256):
-    growth += compare_cells(
-        f"{name_model(model)}, K = {large} minus K = {small}",
-        dict(model=model, vocab=large),
-        dict(model=model, vocab=small),
-    )
+    label = f"K = {large} minus K = {small}"
+    growth += compare_cells(model, label, dict(vocab=large), dict(vocab=small))
 add_figure(
     "fig2-all",
     "Reverse ordering, L = 32, nine seeds",
@@ -225,11 +222,8 @@ add_figure(
 
 longer = []
 for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256):
-    longer += compare_cells(
-        f"{name_model(model)}, K = {K}, L = 32 minus L = 16",
-        dict(model=model, vocab=K, length=32),
-        dict(model=model, vocab=K, length=16),
-    )
+    label = f"K = {K}, L = 32 minus L = 16"
+    longer += compare_cells(model, label, dict(vocab=K, length=32), dict(vocab=K, length=16))
 add_figure(
     "fig2-lengths",
     "Reverse ordering, L = 16 and 32 at the same K",

@@ -67,7 +67,7 @@ MEANINGS = {"gru": 8, "lstm": 16, "s4d": 16}  # M at K = 256
 
 
 def desk_grid():
-    """Return the grid: 256 codes with M outputs, and reverse.py's trials at K = M and 256."""
+    """Return the grid: 256 codes with M outputs; reverse.py at K = M and, but for GRU, 256."""
     new, existing = [], []
     for model, M in MEANINGS.items():
         flags = dict(model=model)
