@@ -394,7 +394,7 @@ def training_curve(result):
 
 add_figure(
     "long-curves",
-    "Training curves: GRU and LSTM at 4x, S4D at 8x",
+    "Training curves: GRU (K = 32) and LSTM (K = 64) at 4x, S4D (K = 256) at 8x",
     EQUAL_GRU + TUNED_LSTM + [trial for trial in long_trials if trial["iterations"] == 80_000],
     tuned=["lr"],
     x="iteration",

@@ -129,7 +129,9 @@ def draw_panel(ax, figure, panel, styles, chance_at):
         xs.sort()
     categorical = len(xs) == 1 or isinstance(xs[0], str)
     positions = range(len(xs)) if categorical else xs
-    if not figure.curves:
+    if figure.curves:
+        ax.locator_params(axis="x", nbins=4)
+    else:
         if not categorical:
             ax.set_xscale("log", base=2)
         ticks = [f"{x / xs[0]:g}x" for x in xs] if figure.x == "iterations" else xs
