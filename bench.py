@@ -3,17 +3,18 @@
     python bench.py                                       # sizes of --scale paper and desk
     python bench.py --only lstm-sin-256 --precision fp32  # one model
 
-Three implementations are timed in alternation, in one process:
+The steps of three implementations are timed in turn, in one process:
 
 suite  this repository with its default engine, including the time to draw batches
 torch  the same with --engine torch
 plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy, clipping and
-       Adam; one fixed batch, so drawing batches is not timed. With --precision bf16, plain
-       uses TF32, and plain/suite includes the gain from bf16
+       Adam; no torch.compile or CUDA graphs; one fixed batch, so drawing batches is not timed.
+       With --precision bf16, plain uses TF32, and plain/suite includes the gain from bf16
 
 The table has times per training step and the ratios plain/suite and torch/suite; above 1,
-`suite` is faster. On a CPU, models with fewer than 256 units use one thread. Without --only
-and at the default sizes, bench.py also estimates the training hours of the paper's figures.
+`suite` is faster. On a CPU, models with fewer than 256 units use one thread. If all models that
+this needs were timed at their default sizes, bench.py also estimates the training hours of the
+paper's figures.
 """
 
 from suite import cli, files, machine  # isort: skip # before PyTorch
@@ -39,7 +40,7 @@ from suite.tables import align
 from suite.training import Trainer
 from variable_length import VariableLength
 
-PAPER_TASKS = [  # tasks of the paper, except Stability
+PAPER_TASKS = [  # tasks of the paper; stability.py trains none of its own
     Reverse,
     DualFrequency,
     VariableLength,
@@ -92,7 +93,8 @@ def make_suite_step(task, engine, device):
     return lambda: trainer.step(next(iterations))
 
 
-def milliseconds(step, engine, n_calls, device):
+def time_step(step, engine, n_calls, device):
+    """Return the mean time of a step in milliseconds."""
     machine.set_torch_options(engine, device)
     started = time.perf_counter()
     for _ in range(n_calls):
@@ -116,15 +118,15 @@ def time_configuration(name, device, task_argv):
     engine = machine.choose_engine(task.args, device)
     torch_engine = engine._replace(engine="torch", compiled=False)
     machine.set_torch_options(engine, device, task.args.hidden)
-    default = torch_engine._replace(onednn=False)  # as PyTorch's
-    timed = (
-        (make_plain_step(task, device), default),
+    plain_engine = torch_engine._replace(onednn=False)  # PyTorch's default
+    steps_and_engines = (
+        (make_plain_step(task, device), plain_engine),
         (make_suite_step(task, torch_engine, device), torch_engine),
         (make_suite_step(task, engine, device), engine),
     )
     rounds = []
     for _ in range(1 + REPEATS):  # the first is a warm-up
-        rounds.append([milliseconds(*step, n_calls, device) for step in timed])
+        rounds.append([time_step(*x, n_calls, device) for x in steps_and_engines])
     return {"batch": task.batch_size, **dict(zip(COLUMNS, zip(*rounds[1:])))}
 
 
@@ -197,14 +199,15 @@ def main():
     parser.add_argument("--json", type=Path, metavar="FILE", help="save timings")
     args, task_argv = parser.parse_known_args()
     given = cli.parse(Reverse, task_argv)
-    device = machine.choose_device(cli.make_task(Reverse, given).args)
+    task = cli.make_task(Reverse, given)
+    device = machine.choose_device(task.args)
     if device.type == "cuda":  # the default stream cannot capture CUDA graphs
         torch.cuda.set_stream(torch.cuda.Stream())
-    content = machine.provenance(machine.Engine("fast"), device)
-    measured = {name: time_configuration(name, device, task_argv) for name in args.only}
-    content |= {"repeats": REPEATS, "configurations": measured}
+    content = machine.provenance(machine.choose_engine(task.args, device), device)
+    timings = {name: time_configuration(name, device, task_argv) for name in args.only}
+    content |= {"repeats": REPEATS, "configurations": timings}
     lines = [*timing_table(content)]
-    if given.keys() <= {"device", "precision"}:  # other flags change the sizes
+    if given.keys() <= {"device", "precision"}:  # other flags may change the costs
         lines += hours_table(content)
     print(*lines, sep="\n")
     if args.json:

@@ -3,10 +3,12 @@
     python beyond.py --scale desk --all fig2-short    # Fig. 2 at L = 16
     python beyond.py --scale desk --all pe-ablation   # which property of PE helps?
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
+    python beyond.py --scale desk --all mamba-vocab   # does PE help Mamba?
 
 Figures are defined at --scale desk only. At this scale, fig2 of reverse.py has L = 32 (not
-the preset's 16), seeds 5 to 10 and 30,000 iterations (S4D: 10,000). Below, 1x means this number
-of iterations. Trials that reverse.py has finished in the same --out folder are reused.
+the preset's 16), seeds 5 to 10 and 30,000 iterations (S4D: 10,000). In titles, 1x means this
+number of iterations (Mamba: 2,000). Trials that reverse.py has finished in the same --out
+folder are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -26,8 +28,8 @@ from reverse import (
     FIG2_DESK,
     FIG13_ENCODINGS,
     Reverse,
-    compare_random_and_learned,
     grid_per_model,
+    random_and_learned_contrasts,
 )
 from suite.figures import (
     ACCURACY_AND_EDITS,
@@ -41,9 +43,9 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
-    compare_gains,
     cross,
-    name_model,
+    gain_difference,
+    model_label,
 )
 from suite.task import Flag
 from variable_length import SMALL_REVERSAL, SMALL_REVERSAL_LSTM
@@ -51,7 +53,7 @@ from variable_length import SMALL_REVERSAL, SMALL_REVERSAL_LSTM
 
 # -- Mamba, a newer architecture
 class Mamba(nn.Module):
-    """Selective SSM block (Gu and Dao, 2023), no norm; D = 2H channels, N = 16 states."""
+    """Selective SSM block (Gu and Dao, 2023) without norm; D = 2H channels, N = 16 states."""
 
     def __init__(self, input_size, hidden):
         super().__init__()
@@ -61,8 +63,8 @@ class Mamba(nn.Module):
         self.conv1d = nn.Conv1d(channels, channels, 4, groups=channels)
         self.x_proj = nn.Linear(channels, sum(self.split_sizes), bias=False)
         self.dt_proj = nn.Linear(rank, channels)
-        delta = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.dt_proj.bias = nn.Parameter(delta.expm1().log())  # the inverse of softplus
+        dt = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.dt_proj.bias = nn.Parameter(dt.expm1().log())  # the inverse of softplus
         self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(channels, 1))
         self.D = nn.Parameter(torch.ones(channels))
         self.out_proj = nn.Linear(channels, hidden, bias=False)
@@ -71,13 +73,13 @@ class Mamba(nn.Module):
         start, stop = required_range(steps, len(x))
         u, gate = self.in_proj(x[:stop]).chunk(2, -1)  # (T, B, D)
         u = F.silu(self.convolve(u))
-        delta, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)
-        delta = F.softplus(self.dt_proj(delta))  # (T, B, D)
+        dt, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)
+        dt = F.softplus(self.dt_proj(dt))  # (T, B, D)
         A_over_ln2 = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
-        per_step = zip(delta[:, :, None], (delta * u)[:, :, None], b[..., None], c[..., None])
+        per_step = zip(dt[:, :, None], (dt * u)[:, :, None], b[..., None], c[..., None])
         h, outputs = torch.zeros_like(A_over_ln2), []
-        for t, (dt, dt_u, b_t, c_t) in enumerate(per_step):  # (B, 1, D), ..., (B, N, 1)
-            decay = (dt * A_over_ln2).exp2()  # exp(dt A), but faster
+        for t, (dt_t, dt_u, b_t, c_t) in enumerate(per_step):  # (B, 1, D), ..., (B, N, 1)
+            decay = (dt_t * A_over_ln2).exp2()  # exp(dt A), but faster
             h = torch.addcmul(decay * h, b_t, dt_u)
             if t >= start:
                 outputs.append((c_t * h).sum(1))
@@ -85,14 +87,14 @@ class Mamba(nn.Module):
         return self.out_proj(y if isinstance(steps, slice) else select_steps(y, steps))
 
     def convolve(self, u):
-        """Apply self.conv1d causally, faster on a CPU."""
+        """Convolve causally with the weights of self.conv1d, which is slower on a CPU."""
         weight = self.conv1d.weight[:, 0].T  # (width, D)
         padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
         return self.conv1d.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))
 
 
 class MambaStack(nn.Module):
-    """Stack Mamba blocks with pre-norm (RMSNorm) residual connections."""
+    """Mamba blocks with pre-norm (RMSNorm) residual connections, and a final norm."""
 
     def __init__(self, input_size, hidden, blocks):
         super().__init__()
@@ -148,12 +150,12 @@ add_figure(
 MAMBA_LONGER = dict(iterations=4000, pe=WITH_CONSTANT)
 add_figure(
     "mamba",
-    "Mamba with one block and with two, 2x training budget",
+    "Mamba with one or two blocks, 2x (4,000 iterations)",
     # Learning rates were tuned without PE on seed 100
     cross(**MAMBA, blocks=1, vocab=16, lr=3e-2, **MAMBA_LONGER)
     + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **MAMBA_LONGER),
     contrasts=[
-        compare_gains(
+        gain_difference(
             "K = 16: PE's gain with 1 block minus with 2",
             dict(vocab=16, blocks=1),
             dict(vocab=16, blocks=2),
@@ -173,14 +175,14 @@ add_figure(
 )
 add_figure(
     "fig2-short-twice",
-    "Reverse ordering, shorter inputs (L = 16), 2x training budget",
+    "Reverse ordering, shorter inputs (L = 16), 2x",
     grid_per_model([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
 )
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
     "fig2-early",
-    "GRU of the paper's size, with 1/15 of the paper's training",
+    "GRU of the paper's size, 20,000 of the paper's 300,000 iterations",
     cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=ACCURACY_AND_EDITS,
     plot=False,
@@ -199,37 +201,39 @@ add_figure(
 )
 
 
-def compare_cells(model, label, high, low):
-    """Return the Contrasts of PE's gains in two cells, over no PE and over the control."""
-    high, low = dict(model=model, **high), dict(model=model, **low)
+def gain_differences(model, label, plus, minus):
+    """Return the Contrasts of PE's gains in two settings, over no PE and over the control."""
+    plus, minus = dict(model=model, **plus), dict(model=model, **minus)
     return [
-        compare_gains(f"{name_model(model)}: gain over {baseline}, {label}", high, low, pe)
-        for pe, baseline in (("none", "no PE"), ("constant", "the control"))
+        gain_difference(f"{model_label(model)}: gain over {name}, {label}", plus, minus, pe)
+        for pe, name in (("none", "no PE"), ("constant", "the control"))
     ]
 
 
-growth = []
+gains_by_vocab = []
 for model, small, large in ("gru", 4, 32), ("gru", 8, 32), ("lstm", 16, 256), ("s4d", 16, 256):
     label = f"K = {large} minus K = {small}"
-    growth += compare_cells(model, label, dict(vocab=large), dict(vocab=small))
+    gains_by_vocab += gain_differences(model, label, dict(vocab=large), dict(vocab=small))
 add_figure(
     "fig2-all",
     "Reverse ordering, L = 32, nine seeds",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     summaries=K_SUMMARIES,
-    contrasts=growth,
+    contrasts=gains_by_vocab,
 )
 
-longer = []
+gains_by_length = []
 for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256):
     label = f"K = {K}, L = 32 minus L = 16"
-    longer += compare_cells(model, label, dict(vocab=K, length=32), dict(vocab=K, length=16))
+    gains_by_length += gain_differences(
+        model, label, dict(vocab=K, length=32), dict(vocab=K, length=16)
+    )
 add_figure(
     "fig2-lengths",
     "Reverse ordering, L = 16 and 32 at the same K",
     grid_per_model([16], [64, 256], length=16)
     + grid_per_model([16], [64, 256], length=32, seed=range(5, 14)),
-    contrasts=longer,
+    contrasts=gains_by_length,
     plot=False,
 )
 
@@ -241,25 +245,28 @@ add_figure(
     "fig14-fixed",
     "Random and learned encodings, fixed length",
     cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
-    contrasts=compare_random_and_learned("dup"),
+    contrasts=random_and_learned_contrasts("dup"),
     x="pe",
 )
 
 
 # -- Longer training. Grids and claims are preregistered: PROTOCOLS.md
 class LongRun(NamedTuple):
+    """Settings of a model in fig2-rates and fig2-end."""
+
     vocab: int
     lr: float  # as in fig2
-    iterations: int
-    multiples: tuple  # training budgets / `iterations`
+    iterations: int  # at 1x
+    multiples: tuple  # training budgets, as multiples of `iterations`
     seeds: range
-    tuned_lr: tuple  # (no PE and control, PE), selected in fig2-rates
+    baseline_lr: float  # of no PE and the control, selected in fig2-rates
+    pe_lr: float
 
 
 LONG_RUNS = {
-    "gru": LongRun(32, 3e-3, 30_000, (1, 4), range(11, 15), (6e-3, 6e-3)),
-    "lstm": LongRun(64, 3e-3, 30_000, (1, 4), range(11, 15), (3e-3, 6e-3)),
-    "s4d": LongRun(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), (2e-2, 2e-2)),
+    "gru": LongRun(32, 3e-3, 30_000, (1, 4), range(11, 15), 6e-3, 6e-3),
+    "lstm": LongRun(64, 3e-3, 30_000, (1, 4), range(11, 15), 3e-3, 6e-3),
+    "s4d": LongRun(256, 1e-2, 10_000, (1, 4, 8), range(11, 17), 2e-2, 2e-2),
 }
 lr_trials, long_trials, long_claims, long_contrasts = [], [], [], []  # of the figures below
 for model, run in LONG_RUNS.items():
@@ -267,13 +274,13 @@ for model, run in LONG_RUNS.items():
     lrs = [run.lr / 2, run.lr, run.lr * 2]
     lr_trials += cross(**flags, iterations=run.iterations, pe=NONE_AND_PE, lr=lrs, seed=100)
 
-    budgets = [run.iterations * times for times in run.multiples]
-    baseline_lr, pe_lr = run.tuned_lr
+    budgets = [run.iterations * multiple for multiple in run.multiples]
     flags["seed"] = run.seeds
-    long_trials += cross(**flags, pe="none", lr=baseline_lr, iterations=budgets)
-    long_trials += cross(**flags, pe="sin", lr=pe_lr, iterations=budgets)
+    long_trials += cross(**flags, pe="none", lr=run.baseline_lr, iterations=budgets)
+    long_trials += cross(**flags, pe="sin", lr=run.pe_lr, iterations=budgets)
     # The control has only the longest budget
-    long_trials += cross(**flags, pe="constant", lr=baseline_lr, iterations=budgets[-1])
+    flags |= dict(pe="constant", lr=run.baseline_lr)
+    long_trials += cross(**flags, iterations=budgets[-1])
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[-1])
     long_claims.append(Claim(LONGER_FAMILY, "token accuracy", cell))
 
@@ -295,11 +302,11 @@ add_figure(
     "Learning-rate search for fig2-end, at 1x (seed 100)",
     lr_trials,
     plot=False,
-    note="fig2-end uses the best learning rate of each arm; the control uses that of no PE.",
+    note="fig2-end uses the best learning rate of PE and of no PE; the control, that of no PE.",
 )
 add_figure(
     "fig2-end",
-    "Longer training: 4x (S4D: 8x), learning rates of fig2-rates",
+    "Longer training: 4x (S4D: 8x), learning rates tuned at 1x",
     long_trials,
     summaries=SPEED_UPS,
     contrasts=long_contrasts,
@@ -309,13 +316,13 @@ add_figure(
 )
 add_figure(
     "fig2-end-lower",
-    "GRU of fig2-end, with half the learning rate for no PE and constant (post hoc)",
+    "GRU at 4x: learning rate 3e-3 for no PE and control, 6e-3 for PE (post hoc)",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
 )
 
-# -- Can more training replace PE? Trials of the figures above, by length
+# -- Can more training replace PE? Trials of other figures, grouped by length
 budget_trials = []
 for model, length, vocab, lr, seeds_by_iterations in [
     ("gru", 16, 256, 3e-3, {30_000: range(5), 60_000: range(5)}),
@@ -337,10 +344,10 @@ for name, length, note in [
     contrasts = []
     for model in ("gru", "lstm", "s4d"):
         budgets = [trial["iterations"] for trial in trials if trial["model"] == model]
-        times = max(budgets) // min(budgets)
+        multiple = max(budgets) // min(budgets)
         contrasts.append(
             Contrast(
-                f"{model.upper()}: no PE at {times}x - PE at 1x",
+                f"{model.upper()}: no PE at {multiple}x - PE at 1x",
                 dict(model=model, pe="none", iterations=max(budgets)),
                 dict(model=model, pe="sin", iterations=min(budgets)),
             )
@@ -356,13 +363,14 @@ for name, length, note in [
         x="iterations",
     )
 
-# -- Longer training: equal learning rates (GRU), rates tuned for 4x (LSTM; S4D's will follow)
+# -- Longer training: GRU with equal learning rates, LSTM with rates tuned at 4x; S4D at 16x is
+# unfinished
 LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 EQUAL_GRU = GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3)
 add_figure(
     "long-equal",
-    "GRU of fig2-end, with half the learning rate for no PE, constant and PE",
+    "GRU at 4x: learning rate 3e-3 for all encodings",
     EQUAL_GRU,
     plot=False,
 )
@@ -378,18 +386,18 @@ TUNED_LSTM = cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(1
 TUNED_LSTM += cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
 add_figure(
     "long-tuned",
-    "Longer training: LSTM at 4x, learning rates of long-rates",
+    "LSTM at 4x: learning rates tuned at 4x",
     TUNED_LSTM,
     tuned=["lr"],
     plot=False,
 )
 
 
-def training_curve(result):
-    """Yield training accuracy, averaged over each 50th of training."""
-    rows = result.curve_csv.reshape(50, -1)
-    points = dict(zip(rows["iteration"][:, -1], rows["accuracy"].mean(1)))
-    yield name_model(result.config["model"]), result.flags["pe"], points
+def binned_curve(result):
+    """Yield training accuracy, averaged in 50 equal bins over training."""
+    bins = result.training_curve.reshape(50, -1)
+    points = dict(zip(bins["iteration"][:, -1], bins["accuracy"].mean(1)))
+    yield model_label(result.config["model"]), result.flags["pe"], points
 
 
 add_figure(
@@ -399,7 +407,7 @@ add_figure(
     tuned=["lr"],
     x="iteration",
     y="training accuracy",
-    curves=training_curve,
+    curves=binned_curve,
 )
 
 if __name__ == "__main__":

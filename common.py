@@ -4,9 +4,9 @@ This is the reference implementation. suite/fast.py, the default for most models
 only Model.features; it is faster, and equal up to rounding.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
-E embedding (and encoding) size, H hidden size, N state size of S4D (packed or held-out data:
-number of rows), W integers in a row of data, R candidates per row. Batches are (B, T);
-inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
+E embedding (and encoding) size, H hidden size, N state size of S4D (data: number of sequences
+or packed tokens), W integers in a sequence, R candidates per training sequence. Batches are
+(B, T); inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
 import math
@@ -58,13 +58,13 @@ class Batch(NamedTuple):
 
     inputs: torch.Tensor  # (B, T) integers; K is the command token
     targets: torch.Tensor  # (B, M)
-    target_steps: slice | torch.Tensor  # a slice, (B, M), or rows of packed outputs
+    target_steps: slice | torch.Tensor  # a slice, (B, M), or indices of packed outputs
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
-    n_commands: int = 0  # final steps, at which all rows read the command
-    batch_sizes: torch.Tensor | None = None  # rows per time step if packed, see lm_wikitext.py
+    n_commands: int = 0  # number of final steps at which all sequences read the command
+    batch_sizes: torch.Tensor | None = None  # if packed: sequences per step, see lm_wikitext.py
 
     def select(self, subset):
-        """Return the batch of a subset of its rows."""
+        """Return the batch of a subset of its sequences; not for packed batches."""
         return Batch(*(x[subset] if isinstance(x, torch.Tensor) else x for x in self))
 
 
@@ -84,7 +84,7 @@ def logits_to_grad_(logits, target, weights):
 
 
 def rows_per_chunk(weight):
-    """Return how many rows fit in 2^25 logits (CUDA: 2^27)."""
+    """Return how many rows of logits to hold at once: at most 2^25 logits (CUDA: 2^27)."""
     return max(1, 2 ** (27 if weight.is_cuda else 25) // len(weight))
 
 
@@ -113,7 +113,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 continue
             d_logits = logits.to(weight_cast.dtype)
             torch.mm(d_logits, weight_cast, out=d_features[chunk])
-            # On CPUs, addmm_ would change the rounding
+            # On CPUs, addmm_ would round differently and change existing results
             if weight.is_cuda and d_logits.dtype == d_weight.dtype:
                 d_weight.addmm_(d_logits.T, features[chunk])
             else:
@@ -152,7 +152,7 @@ def loss_and_accuracy(features, readout, batch, logits_to_grad_=logits_to_grad_)
 
 
 def train_step(model, compute_features, batch, optimizer, clip, logits_to_grad_):
-    """Take an Adam step; return loss and accuracy, without host-device synchronisation.
+    """Take an optimizer step; return loss and accuracy, without host-device synchronisation.
 
     `compute_features(model, batch)` returns model.features(batch), or a faster equivalent of
     suite/fast.py; `logits_to_grad_` may be compiled.
@@ -177,19 +177,24 @@ def learning_rate(i, peak, warmup, iterations):
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
-    Vectors are scaled to norm `amplitude` (default: not scaled) and are zero at the steps in
-    `unencoded`. A subclass defines make_table(n_steps, size).
+    Vectors are scaled to norm `amplitude` (default: not scaled) and are zero at `zeroed_steps`.
+    A subclass defines make_table(n_steps, size).
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    has_fast = True  # --engine fast; False if you override `join`
+    has_fast = True  # set it to False if `join` neither adds nor concatenates self.vectors()
     unused_flags = ("bands",)  # flags that have no effect and are rejected
 
     def __init__(
-        self, n_steps, size, combine="concat", unencoded=None, amplitude=None, bands=(0, 1)
+        self, n_steps, size, combine="concat", zeroed_steps=None, amplitude=None, bands=(0, 1)
     ):
         super().__init__()
-        self.size, self.combine, self.unencoded, self.bands = size, combine, unencoded, bands
+        self.size, self.combine, self.zeroed_steps, self.bands = (
+            size,
+            combine,
+            zeroed_steps,
+            bands,
+        )
         self.output_size = size if combine == "add" else 2 * size  # width of join's result
         norm = self.table_norm(size)
         self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
@@ -201,7 +206,7 @@ class Encoding(nn.Module):
 
     @staticmethod
     def table_norm(size):
-        """Return the norm of the unscaled table's vectors (Ramp: the largest), or None."""
+        """Return the norm of the unscaled vectors (Ramp: largest; Learned: RMS), or None."""
         return 1.0
 
     def make_table(self, n_steps, size):
@@ -209,14 +214,14 @@ class Encoding(nn.Module):
         raise NotImplementedError
 
     def vectors(self, n_steps):
-        """Return the vectors of the first n_steps steps, (n_steps, E); None without a table."""
+        """Return the vectors of the first steps, (n_steps, E); NoEncoding has none."""
         vectors = self.scale * self.table[:n_steps].expand(n_steps, -1)
-        if self.unencoded is not None:
-            vectors[self.unencoded] = 0
+        if self.zeroed_steps is not None:
+            vectors[self.zeroed_steps] = 0
         return vectors
 
     def join(self, embedded):
-        """Join embeddings (T, B, E) with the vectors of their steps, to (T, B, E or 2E)."""
+        """Add or concatenate each step's vector: embeddings (T, B, E) -> (T, B, E or 2E)."""
         vectors = self.vectors(len(embedded))[:, None].to(embedded.dtype)  # (T, 1, E)
         if self.combine == "add":
             return embedded + vectors
@@ -264,7 +269,7 @@ class Constant(Random):
 
 
 class Learned(Encoding):
-    """Learned vectors, initialised like nn.Embedding; --amplitude is their initial norm."""
+    """Learned vectors, initialised like nn.Embedding; --amplitude: their initial RMS norm."""
 
     @staticmethod
     def table_norm(size):
@@ -318,7 +323,7 @@ class NoEncoding(Encoding):
         return None
 
     def make_table(self, n_steps, size):
-        self.output_size = self.copies * size
+        self.output_size = self.copies * size  # instead of a table
 
     def vectors(self, n_steps):
         return None
@@ -349,7 +354,7 @@ ENCODINGS = {
 
 # -- Layers: layer(x, steps) maps x (T, B, input_size) to outputs at target steps (M, B, H)
 def select_steps(h, steps):
-    """Select the target steps of h (T, B, H) as (M, B, H), or rows of packed h (N, H)."""
+    """Select the target steps of h (T, B, H): (M, B, H); or targets of packed h (N, H)."""
     if isinstance(steps, slice):
         return h[steps]
     if h.dim() == 2:
@@ -373,7 +378,7 @@ class LSTM(nn.LSTM):
 
 
 class S4D(nn.Module):
-    """A linear map, a diagonal SSM (Gu et al., 2022), GELU, a linear map with GLU."""
+    """A linear map, a diagonal SSM (S4D-Lin; Gu et al., 2022), GELU, a linear map with GLU."""
 
     def __init__(self, input_size, hidden, state_size=64):
         super().__init__()
@@ -394,34 +399,34 @@ class S4D(nn.Module):
         return dtA, torch.view_as_complex(self.C) * (dtA.exp() - 1) / A
 
     def kernel(self, n_steps):
-        """Return the convolution kernel 2 Re sum_n w_n exp(l dt A_n), (H, l < n_steps).
+        """Return the convolution kernel k[l] = 2 Re sum_n w_n exp(l dt A_n), (H, n_steps).
 
-        It is a matmul of two tables: exp(l dt A) = exp(S i dt A) exp(j dt A), where
-        l = S i + j and S is the stride.
+        The weights w are those of `discretise`. With l = S i + j and stride S, exp(l dt A) is
+        exp(S i dt A) exp(j dt A): the kernel is a matmul of a coarse and a fine table, which
+        need few exponentials.
         """
         dtA, weights = (x[..., None] for x in self.discretise())
         stride = math.isqrt(n_steps - 1) + 1
         lags = torch.arange(n_steps, device=dtA.device)
-        rows = weights * (dtA * lags[::stride]).exp()  # (H, N/2, n_steps/S)
-        columns = (dtA * lags[:stride]).exp()  # (H, N/2, S)
-        rows = torch.cat([rows.real, -rows.imag], 1)
-        columns = torch.cat([columns.real, columns.imag], 1)
-        return self.kernel_from_tables(rows, columns, n_steps)
+        coarse = weights * (dtA * lags[::stride]).exp()  # (H, N/2, n_steps/S)
+        fine = (dtA * lags[:stride]).exp()  # (H, N/2, S)
+        coarse = torch.cat([coarse.real, -coarse.imag], 1)  # (H, N, n_steps/S)
+        fine = torch.cat([fine.real, fine.imag], 1)
+        return self.kernel_from_tables(coarse, fine, n_steps)
 
-    def kernel_from_tables(self, rows, columns, n_steps):
+    def kernel_from_tables(self, coarse, fine, n_steps):
         """Multiply the two tables, in double precision on CUDA: (H, n_steps)."""
-        if rows.is_cuda:  # a tf32 or bf16 matmul is too coarse for this sum
-            rows, columns = rows.double(), columns.double()
-        return 2 * (rows.mT @ columns).flatten(1)[:, :n_steps].to(self.D.dtype)
+        if coarse.is_cuda:  # tf32 and bf16 are too imprecise for this sum
+            coarse, fine = coarse.double(), fine.double()
+        return 2 * (coarse.mT @ fine).flatten(1)[:, :n_steps].to(self.D.dtype)
 
     def forward(self, x, steps):
         start, stop = required_range(steps, len(x))
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
         flipped_kernel = F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
-        toeplitz = flipped_kernel.unfold(
-            1, stop, 1
-        ).contiguous()  # (H, M, stop), last step first
-        y = (toeplitz @ u[:, :stop].contiguous()).flip(1)  # (H, M, B)
+        # [m, j] = kernel[stop - 1 - m - j]: m = 0 is the last step
+        hankel = flipped_kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop)
+        y = (hankel @ u[:, :stop].contiguous()).flip(1)  # (H, M, B)
         return self.output(y + self.D[:, None, None] * u[:, start:stop], steps)
 
     def output(self, y, steps):
@@ -431,7 +436,7 @@ class S4D(nn.Module):
 
 
 # -- Data: pure functions of (seed, stream, iteration), identical on every device
-TRAIN_STREAM, TEST_STREAM, PAIR_STREAM = 1, 2, 3  # pairs: see stability.py
+TRAIN_STREAM, HELD_OUT_STREAM, PAIR_STREAM = 1, 2, 3  # pairs: see stability.py
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment as int64
 
 
@@ -456,7 +461,7 @@ def key(*parts, device="cpu"):
 def random_bits(rng_key, shape):
     """Return 64 random bits for each element of `shape`, by splitmix64 seeded with rng_key."""
     n = torch.arange(1, 1 + math.prod(shape), device=rng_key.device)
-    # Else torch.compile treats n as an index, whose products do not wrap
+    # Makes n depend on data: torch.compile assumes that products of a plain arange do not wrap
     n = n + (rng_key - rng_key)
     return splitmix64_mix(rng_key + n * GOLDEN).view(shape)
 
@@ -471,54 +476,54 @@ def uniform_integers(rng_key, shape, high):
     return scale_bits(random_bits(rng_key, shape), high)
 
 
-def hash_rows(rows):
-    """Hash each row, (..., W), to 64 bits, as a sum over its positions: (...)."""
-    position = torch.arange(1, 1 + rows.shape[-1], device=rows.device)
-    return splitmix64_mix(rows * GOLDEN + position).sum(-1)
+def hash_sequences(sequences):
+    """Hash each sequence, (..., W) -> (...), to 64 bits, as a sum over its positions."""
+    position = torch.arange(1, 1 + sequences.shape[-1], device=sequences.device)
+    return splitmix64_mix(sequences * GOLDEN + position).sum(-1)
 
 
-def distinct_rows(draw, count, *key_parts, device):
-    """Return a stream's first `count` distinct rows; draw(rng_key, shape) is (*shape, W)."""
-    rows = draw(key(*key_parts, 0, device=device), (0,))  # (0, W), no rows yet
+def distinct_sequences(draw, count, *key_parts, device):
+    """Return a stream's first `count` distinct sequences, drawn by draw(rng_key, shape)."""
+    sequences = draw(key(*key_parts, 0, device=device), (0,))  # (0, W), no sequences yet
     for attempt in range(1000):
         more = draw(key(*key_parts, attempt, device=device), (count,))
-        rows = torch.cat([rows, more])
-        _, first = np.unique(hash_rows(rows).cpu().numpy(), return_index=True)
-        rows = rows[torch.from_numpy(np.sort(first))]
-        if len(rows) >= count:
-            return rows[:count]
+        sequences = torch.cat([sequences, more])
+        _, first = np.unique(hash_sequences(sequences).cpu().numpy(), return_index=True)
+        sequences = sequences[torch.from_numpy(np.sort(first))]
+        if len(sequences) >= count:
+            return sequences[:count]
     raise UsageError(
-        f"found only {len(rows)} sequences for --held-out {count}: "
+        f"--held-out {count} exceeds the {len(sequences)} distinct sequences found: "
         "raise --vocab or --length, or lower --held-out"
     )
 
 
-class TestSet:
-    """Rows (N, W) excluded from training; a random row is one of them with `probability`.
+class HeldOutSet:
+    """Test sequences (N, W), excluded from training.
 
-    To avoid host-device synchronisation, `n_candidates` are drawn per training row, and
-    the first that is not held out is used. If all are held out (probability < 1e-18), a fixed
-    fallback row is used.
+    A random sequence is one of them with `probability`. To avoid host-device synchronisation,
+    `n_candidates` are drawn for each training sequence, and the first that is not held out is
+    used. If all are held out (probability below 1e-18), a fixed fallback is used.
     """
 
-    def __init__(self, rows, probability):
+    def __init__(self, sequences, probability):
         if probability > 0.5:
             raise UsageError(
-                f"--held-out {len(rows)} is {probability:.0%} of all sequences, above half: "
-                "raise --vocab or --length, or lower --held-out"
+                f"--held-out {len(sequences)} is {probability:.0%} of all sequences, more than "
+                "half: raise --vocab or --length, or lower --held-out"
             )
-        self.rows, self.hashes = rows, hash_rows(rows).sort().values
+        self.sequences, self.hashes = sequences, hash_sequences(sequences).sort().values
         self.n_candidates = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
 
-    def contains(self, rows):
-        """Return whether each row is held out: (..., W) -> (...)."""
-        hashes = hash_rows(rows)
+    def contains(self, sequences):
+        """Return whether each sequence is held out: (..., W) -> (...)."""
+        hashes = hash_sequences(sequences)
         index = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
         return self.hashes[index] == hashes
 
-    def first_allowed(self, candidates, fallback_row):
-        """Return each row's first candidate that is not held out: (R, B, W) -> (B, W)."""
-        candidates = torch.cat([candidates, fallback_row.expand_as(candidates[:1])])
+    def first_allowed(self, candidates, fallback_sequence):
+        """Return the first candidates that are not held out: (R, B, W) -> (B, W)."""
+        candidates = torch.cat([candidates, fallback_sequence.expand_as(candidates[:1])])
         first = (~self.contains(candidates)).byte().argmax(0)  # (B,)
         return candidates[first, torch.arange(len(first), device=first.device)]
 
@@ -526,7 +531,7 @@ class TestSet:
 # -- Metrics (section 4.1, Fig. 2)
 @torch.no_grad()
 def predict(compute_features, model, batch, batch_size):
-    """Return predictions and cross-entropies (N, M) each; `batch_size` rows at a time.
+    """Return predictions and cross-entropies, (N, M) each; `batch_size` sequences at a time.
 
     `compute_features(model, batch)` returns model.features(batch), or a faster equivalent.
     """
@@ -544,7 +549,7 @@ def predict(compute_features, model, batch, batch_size):
 def sequence_metrics(batch, predictions, losses):
     """Return token and sequence accuracy, cross-entropy and mean edit distance.
 
-    Padding, at the ends of rows, is not scored.
+    Padding, at the ends of sequences, is not scored.
     """
     target, predicted, losses = (x.cpu().numpy() for x in (batch.targets, predictions, losses))
     scored = np.ones(target.shape, bool)
@@ -568,12 +573,12 @@ def perplexity(loss):
 def damerau_levenshtein(a, b):
     """Return unrestricted Damerau-Levenshtein distances of a (N, La) and b (N, Lb): (N,).
 
-    Lowrance and Wagner's algorithm, vectorised over pairs. A transposition joins the last row
-    k < i with a_k = b_j and the last column l < j with b_l = a_i.
+    Lowrance and Wagner's algorithm, vectorised over pairs. Transpositions use the last k < i
+    with a_k = b_j and the last l < j with b_l = a_i.
     """
     a, b = a.T, b.T  # (La, N), (Lb, N)
     pairs = np.arange(a.shape[1])
-    # Index -1, used if there is no earlier match, exceeds all distances
+    # Without an earlier match, indices are -1, where the table exceeds all distances
     shape = len(a) + 2, len(b) + 2, len(pairs)
     table = np.full(shape, len(a) + len(b), dtype=np.int32)
     table[:-1, 0] = np.arange(len(a) + 1)[:, None]
@@ -594,18 +599,21 @@ def damerau_levenshtein(a, b):
     return table[-2, -2]
 
 
-# -- A recent layer that is not in the paper, and the table of all layers
+# -- minGRU, which is not in the paper, and the table of all layers
 class MinGRU(nn.Linear):
-    """h_t = (1 - z_t) h_t-1 + z_t h~_t; z, h~ depend on the input alone (Feng et al., 2024)."""
+    """minGRU (Feng et al., 2024): h_t = (1 - z_t) * h_{t-1} + z_t * c_t.
+
+    Gate z and candidate c are linear maps of the input alone, z with a sigmoid.
+    """
 
     def __init__(self, input_size, hidden):
         super().__init__(input_size, 2 * hidden)
 
     def forward(self, x, steps):
-        gate, candidate = super().forward(x).chunk(2, -1)  # (T, B, H)
-        h, states = torch.zeros_like(gate[0]), []
-        for kept, added in zip((-gate).sigmoid(), gate.sigmoid() * candidate):
-            h = kept * h + added
+        z, c = super().forward(x).chunk(2, -1)  # (T, B, H)
+        h, states = torch.zeros_like(c[0]), []
+        for keep, update in zip((-z).sigmoid(), z.sigmoid() * c):
+            h = keep * h + update
             states.append(h)
         return select_steps(torch.stack(states), steps)
 

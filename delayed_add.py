@@ -19,8 +19,8 @@ from suite.figures import (
     WITH_CONTROLS,
     Contrast,
     Figure,
-    compare_encodings,
     cross,
+    encoding_contrast,
 )
 from suite.task import DESK, SMOKE, Task
 
@@ -37,9 +37,9 @@ class DelayedAddition(Task):
         """Draw x and y, (*shape, 2L), so that both are held out together."""
         return uniform_integers(rng_key, (*shape, 2 * self.length), self.vocab)
 
-    def make_batch(self, rows):
-        x, y = rows.split(self.length, dim=1)
-        return Batch(rows, (x.flip(1) + y) % self.vocab, slice(self.length, None))
+    def make_batch(self, sequences):
+        x, y = sequences.split(self.length, dim=1)
+        return Batch(sequences, (x.flip(1) + y) % self.vocab, slice(self.length, None))
 
 
 SMALL_LSTM = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
@@ -58,7 +58,7 @@ DelayedAddition.figures["fig7-gru"] = Figure(
     "Delayed addition, GRU", {"paper": cross(model="gru", pe=NONE_AND_PE, vocab=896)}, x="pe"
 )
 
-# -- Which property of PE helps: encodings that lack one, and ablations of the sinusoid
+# -- Which property of PE helps: encodings that lack one, and parts of the sinusoid
 MISSING_PROPERTY = {"random": "order", "ramp": "periodicity", "shuffled": "continuity"}
 ONE_SIDED = {
     "PE on inputs only": dict(pe="sin", encode="input"),
@@ -72,7 +72,7 @@ THIRDS = {
 
 
 def ablation_figure(title, setting, variants=ONE_SIDED):
-    """Return a figure of encodings and `variants` of PE, at one setting of other flags."""
+    """Return a figure of encodings and `variants` of PE in one setting."""
     trials = cross(
         **setting, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
     )
@@ -80,7 +80,7 @@ def ablation_figure(title, setting, variants=ONE_SIDED):
         Contrast(f"PE - {pe} (lacks {missing})", dict(pe="sin"), dict(pe=pe))
         for pe, missing in MISSING_PROPERTY.items()
     ]
-    contrasts += [compare_encodings("random", pe) for pe in ("none", "dup")]
+    contrasts += [encoding_contrast("random", pe) for pe in ("none", "dup")]
     for variant, flags in variants.items():
         trials += cross(**setting, **flags)
         contrasts.append(Contrast(f"{variant} - no PE", flags, dict(pe="none")))

@@ -8,8 +8,8 @@
 
 In training, each Rare integer is drawn one seventh as often as a Frequent one. In a test
 sequence, one integer is the target; the others, the disturbants, are all Frequent or all Rare.
-Only the output of the target is scored. The paper reports that without PE, Rare disturbants
-reduce accuracy, but Rare targets do not (section 4.2).
+Only the step that outputs the target is scored. The paper reports that without PE, Rare
+disturbants reduce accuracy, but Rare targets do not (section 4.2).
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 from common import (
-    TEST_STREAM,
+    HELD_OUT_STREAM,
     UsageError,
-    distinct_rows,
+    distinct_sequences,
     random_bits,
     scale_bits,
     uniform_integers,
 )
 from reverse import FRESH_SEEDS, Reverse
-from suite.figures import NONE_AND_PE, WITH_CONSTANT, WITH_DUP, Figure, cross, name_model
+from suite.figures import NONE_AND_PE, WITH_CONSTANT, WITH_DUP, Figure, cross, model_label
 from suite.task import Flag
 
 # Target/disturbants
@@ -72,9 +72,9 @@ class DualFrequency(Reverse):
         rare = (bits >> 61 & 7) == 0  # the top three bits, which scale_bits ignores
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
-    def held_out_probability(self, rows):
-        """Return the probability that a random draw is among the rows."""
-        rare = (rows >= self.vocab // 2).sum(1).double()
+    def held_out_probability(self, sequences):
+        """Return the probability that a random sequence is one of these."""
+        rare = (sequences >= self.vocab // 2).sum(1).double()
         probabilities = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
         return probabilities.sum().item() * (2 / self.vocab) ** self.length
 
@@ -91,11 +91,11 @@ class DualFrequency(Reverse):
                 patterns.append(tuple(pattern))
         return patterns
 
-    def test_rows(self, device):
-        """Draw distinct test rows, (N, L), from one stream per distinct pattern.
+    def held_out_sequences(self, device):
+        """Draw distinct test sequences, (N, L), from one stream per distinct pattern.
 
-        All target positions of frequent/frequent share one, as do those of rare/rare; each
-        takes its own `repeats` rows.
+        In frequent/frequent and in rare/rare, the pattern is the same for all target positions,
+        which thus share a stream and split its sequences among them.
         """
         half, patterns = self.vocab // 2, self.patterns()
         repeats = self.args.held_out // len(patterns)
@@ -103,21 +103,23 @@ class DualFrequency(Reverse):
         def draw(rng_key, shape):
             return uniform_integers(rng_key, (*shape, self.length), half)
 
-        chunks = {}  # the rows of each pattern, `repeats` at a time
+        chunks = {}  # the sequences of each pattern, `repeats` at a time
         for index, pattern in enumerate(dict.fromkeys(patterns)):
             count = repeats * patterns.count(pattern)
-            rows = distinct_rows(draw, count, self.seed, TEST_STREAM, index, device=device)
-            rows += half * torch.tensor(pattern, device=device)
-            chunks[pattern] = iter(rows.split(repeats))
+            sequences = distinct_sequences(
+                draw, count, self.seed, HELD_OUT_STREAM, index, device=device
+            )
+            sequences += half * torch.tensor(pattern, device=device)
+            chunks[pattern] = iter(sequences.split(repeats))
         return torch.cat([next(chunks[pattern]) for pattern in patterns])
 
-    def test_batch(self):
-        rows = self.test_set.rows
-        repeats = len(rows) // len(self.patterns())
-        index = torch.arange(len(rows), device=rows.device)[:, None]
+    def held_out_batch(self):
+        sequences = self.held_out_set.sequences
+        repeats = len(sequences) // len(self.patterns())
+        index = torch.arange(len(sequences), device=sequences.device)[:, None]
         position = index // repeats % self.length  # of the target, (N, 1)
         steps = 2 * self.length - 1 - position  # when the target is retrieved
-        return self.batch_with_commands(rows, rows.gather(1, position), steps)
+        return self.batch_with_commands(sequences, sequences.gather(1, position), steps)
 
     def task_metrics(self, metrics, correct):
         """Replace metrics of whole sequences by accuracy per condition and target position."""
@@ -156,10 +158,10 @@ def accuracy_difference(first, second):
 
 
 def worst_quarter_gap(result):
-    """Return accuracy at other target positions minus that in the paper's worst quarter.
+    """Return accuracy outside the worst quarter of target positions minus accuracy in it.
 
-    Targets are Frequent, disturbants Rare. The worst quarter is the first for the LSTM and the
-    second for S4D; the GRU has none (KeyError).
+    Targets are Frequent, disturbants Rare. In the paper, the first quarter is worst for the
+    LSTM, and the second for S4D. The GRU has none: a KeyError marks a missing metric.
     """
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
     means = [quarter.mean() for quarter in quarters]
@@ -170,7 +172,7 @@ def worst_quarter_gap(result):
 def position_curves(result):
     """Yield accuracy over the target's position, one curve per condition."""
     for condition, values in result.metrics["by_condition"].items():
-        panel = f"{name_model(result.flags['model'])}, {condition}"
+        panel = f"{model_label(result.flags['model'])}, {condition}"
         yield panel, result.flags["pe"], dict(enumerate(values, 1))
 
 

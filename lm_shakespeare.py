@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: a Transformer with five positional encodings and three tokenizers.
+"""Tiny Shakespeare: a Transformer, without and with four encodings, and three tokenizers.
 
     python lm_shakespeare.py --pe rotary --seed 0
     python lm_shakespeare.py --scale desk --all table1
@@ -7,9 +7,9 @@
     out  i r s t _ C i t i z e n        every target is the next token
 
 Reproduces the tables of Charles and Lau, "Positional Encoding, Tokenization, and
-Architecture Hyperparameters for Transformers". Where unspecified, we use no bias for
-queries, keys and values, a final LayerNorm, a constant learning rate, no clipping, and
-BPE from characters. The text, for --data, is data/tinyshakespeare/input.txt of
+Architecture Hyperparameters for Transformers", not those of Morita. Where their paper does not
+say, we use no bias for queries, keys and values, a final LayerNorm, a constant learning rate,
+no clipping, and BPE from characters. The text, for --data, is data/tinyshakespeare/input.txt of
 karpathy/char-rnn:
 https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 """
@@ -112,7 +112,7 @@ class Shakespeare(Task):
         limit = min(map(len, self.splits))
         if context >= limit:
             raise UsageError(
-                f"--context {context} must be below {limit}, the tokens of the smaller split"
+                f"--context {context} must be below {limit}, the smaller split's tokens"
             )
         self.eval_batch_size = max(1, 2**14 // context)  # windows per evaluation batch
         self.windows = [tokens.to(device).unfold(0, context + 1, 1) for tokens in self.splits]
@@ -164,7 +164,7 @@ class Shakespeare(Task):
 
 ROTARY = dict(pe="rotary", seed=range(3))
 BEST_SIZES = {"paper": dict(heads=2, layers=16), "desk": dict(heads=2, layers=4)}
-WORST_TO_BEST = ["sin", "layernorm-learned", "learned", "rotary"]
+WORST_TO_BEST = ["sin", "layernorm-learned", "learned", "rotary"]  # in their Table 1
 PERPLEXITY = {"validation perplexity": "valid_perplexity"}
 
 
@@ -195,7 +195,7 @@ Shakespeare.figures["table1"] = Figure(
 )
 Shakespeare.figures["sizes"] = Figure(
     "Transformer: sizes",
-    {  # each sweep fixes the best sizes found before
+    {  # each sweep uses the best values of the sweeps before
         "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
         + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
         + cross(**ROTARY, **BEST_SIZES["paper"], context=[128, 256, 512]),
@@ -222,36 +222,37 @@ Shakespeare.figures["table2"] = Figure(
     | {"nats per character": nats_per_character, "training tokens": "train_tokens"},
     contrasts=[
         Contrast(
-            f"bpe - char, {measure}",
+            f"bpe - char, {metric}",
             dict(tokenizer="bpe"),
             dict(tokenizer="char"),
-            measure=measure,
+            metric=metric,
         )
-        for measure in ("validation perplexity", "nats per character")
+        for metric in ("validation perplexity", "nats per character")
     ],
     plot=False,
-    note="Charles & Lau, unequal models: characters 4.80, words 310.27, byte pairs 14.64.",
+    note="Charles & Lau (sizes differ): characters 4.80, words 310.27, byte pairs 14.64.",
 )
 
 
 def tokenize(text, name):
-    """Return the vocabulary and both splits' tokens: 90% of characters or words, the rest."""
+    """Return the vocabulary, and the tokens of the first 90% of the text and of the rest."""
     pieces = re.findall(r"\w+|[^\w\s]", text) if name == "word" else list(text)
     vocabulary, tokens = np.unique(pieces, return_inverse=True)
     vocabulary, splits = vocabulary.tolist(), np.split(tokens, [len(tokens) * 9 // 10])
     if name == "bpe":
         if len(vocabulary) > BPE_VOCAB:
-            raise UsageError(f"--tokenizer bpe: over {BPE_VOCAB} distinct characters")
+            raise UsageError(f"--tokenizer bpe: the text has over {BPE_VOCAB} characters")
         vocabulary, splits = byte_pair_encode(vocabulary, splits)
     return vocabulary, [torch.tensor(split) for split in splits]
 
 
 def byte_pair_encode(vocabulary, splits):
-    """Apply BPE: repeatedly merge the most frequent pair of `splits[0]` into a new type."""
-    splits = [bytes(split.tolist()) for split in splits]
+    """Learn BPE merges on splits[0], the most frequent pair first; apply them to all splits."""
+    splits = [bytes(split.tolist()) for split in splits]  # one byte per token: fast merges
     for new in range(len(vocabulary), BPE_VOCAB):
-        n = np.frombuffer(splits[0], np.uint8).astype(int)
-        a, b = divmod(np.bincount(256 * n[:-1] + n[1:]).argmax(), 256)  # ties: the lowest
+        tokens = np.frombuffer(splits[0], np.uint8).astype(int)
+        pairs = 256 * tokens[:-1] + tokens[1:]
+        a, b = divmod(np.bincount(pairs).argmax(), 256)  # ties: the lowest tokens
         vocabulary = [*vocabulary, vocabulary[a] + vocabulary[b]]
         splits = [x.replace(bytes([a, b]), bytes([new])) for x in splits]  # from the left
     return vocabulary, [list(split) for split in splits]
@@ -262,6 +263,7 @@ class Rotary(common.Sinusoid):
     """Rotate pairs (2i, 2i+1) of queries or keys (..., T, d) by the angle t / 10000^(2i/d)."""
 
     def forward(self, x):
+        # Undo the scaling to norm 1
         waves = (math.sqrt(self.size / 2) * self.vectors(x.shape[-2])).to(x.dtype)  # (T, d)
         sin, cos, a, b = waves[:, ::2], waves[:, 1::2], x[..., ::2], x[..., 1::2]
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)

@@ -15,7 +15,7 @@ dropped. WikiText-103 raw is at https://wikitext.smerity.com/wikitext-103-raw-v1
 it in data/. SentencePiece's unigram model learns K subword tokens from the training split, with
 default settings but no limit on line length. There is no BOS or EOS token: a paragraph of one
 token has no target and is left out. Characters that the tokenizer does not know become the
-unknown token, which is kept as input but excluded from the loss and perplexity.
+unknown token, which is kept as input but excluded from the loss and the main perplexity.
 """
 
 from suite import cli, files  # isort: skip # before PyTorch
@@ -34,20 +34,20 @@ from torch.nn.utils import rnn
 
 import common
 from common import Batch, UsageError, select_steps
-from suite.figures import NONE_AND_PE, Figure, cross, name_model
+from suite.figures import NONE_AND_PE, Figure, cross, model_label
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
 TEXT_FILES = "wiki.{train,valid,test}.raw"
-UNKNOWN = 0  # SentencePiece's unk_id; also the < and > of each "<unk>" in the text
-PAD_STEPS, PAD_PARTS = 64, 16  # padding granularity, see pad_to_few_sizes
+UNKNOWN = 0  # SentencePiece's unk_id; the text's own "<unk>" also yields it, for < and >
+PAD_STEPS, TARGET_BUCKETS = 64, 16  # see pad_to_bucket
 
 
 class PackedModel(common.Model):
     """Model for packed batches."""
 
     def features(self, batch):
-        """Return the layer's outputs at the target rows, (N, H)."""
+        """Return the layer's outputs at the targets, (N, H)."""
         packed = rnn.PackedSequence(self.embedding(batch.inputs), batch.batch_sizes)
         embedded, lengths = rnn.pad_packed_sequence(packed)  # (T, B, E)
         h = self.layer(self.encoding.join(embedded), slice(None))
@@ -66,7 +66,7 @@ class WikiText(Task):
     }
     extra_flags = (
         Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm")),
-        Flag("vocab", 32768, "number of subword tokens, K", at_least=2, below=2**16 + 1),
+        Flag("vocab", 32768, "vocabulary size, K (subwords)", at_least=2, below=2**16 + 1),
         Flag(
             "length",
             1024,
@@ -95,7 +95,7 @@ class WikiText(Task):
         if not (self.token_folder / "pieces.model").exists():
             if not self.args.prepare:
                 raise UsageError("no tokens yet: first run this command with --prepare")
-            make_tokens(data, self.vocab, self.token_folder)
+            prepare_tokens(data, self.vocab, self.token_folder)
         if self.args.prepare:
             raise files.Exit(0, f"tokens in {self.token_folder}")
         token_files = tuple(sorted(self.token_folder.glob("[a-z]*")))  # without temporary files
@@ -116,15 +116,14 @@ class WikiText(Task):
     def paragraphs_of_batch(self, i):
         """Return the indices of batch i's paragraphs (B,); a batch may span epochs."""
         count = len(self.splits["train"].starts)
-        indices = (
-            divmod(n, count) for n in range((i - 1) * self.batch_size, i * self.batch_size)
-        )
-        return np.array([permutation(self.seed, epoch, count)[n] for epoch, n in indices])
+        drawn = range((i - 1) * self.batch_size, i * self.batch_size)
+        places = [divmod(n, count) for n in drawn]  # (epoch, position in the epoch)
+        return np.array([permutation(self.seed, epoch, count)[n] for epoch, n in places])
 
     def training_batch(self, i):
         batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
-        if self.device.type == "cuda":  # a graph for each size
-            batch = pad_to_few_sizes(batch, self.length, self.vocab)
+        if self.device.type == "cuda":  # a CUDA graph for each shape
+            batch = pad_to_bucket(batch, self.length, self.vocab)
         return move(batch, self.device)
 
     @torch.no_grad()
@@ -149,10 +148,10 @@ class WikiText(Task):
 
     def unigram_perplexity(self):
         """Return test perplexity (known targets) of a unigram model with add-one smoothing."""
-        frequency = np.bincount(self.splits["train"].tokens, minlength=self.vocab) + 1
+        counts = np.bincount(self.splits["train"].tokens, minlength=self.vocab) + 1
         test = self.splits["test"]
         targets = pack(test, np.arange(len(test.starts))).targets.numpy()
-        log_prob = np.log(frequency / frequency.sum())[targets[targets != UNKNOWN]]
+        log_prob = np.log(counts / counts.sum())[targets[targets != UNKNOWN]]
         return common.perplexity(-log_prob.mean())
 
     def examples(self, model, engine):
@@ -189,13 +188,15 @@ GRIDS = {  # of Table 1 and Fig. 15
 
 def early_perplexity(result):
     """Return training perplexity over the first third of iterations."""
-    losses = result.curve_csv["loss"]
+    losses = result.training_curve["loss"]
     return math.exp(np.mean(losses[: max(1, len(losses) // 3)]))
 
 
-def curve(result):
-    points = dict(zip(result.curve_csv["iteration"], np.exp(result.curve_csv["loss"])))
-    yield name_model(result.flags["model"]), result.flags["pe"], points
+def perplexity_curve(result):
+    points = dict(
+        zip(result.training_curve["iteration"], np.exp(result.training_curve["loss"]))
+    )
+    yield model_label(result.flags["model"]), result.flags["pe"], points
 
 
 WikiText.figures["table1"] = Figure(
@@ -213,24 +214,24 @@ WikiText.figures["fig15"] = Figure(
     "Language model: training curves",
     GRIDS,
     metrics={"training perplexity, first third": early_perplexity},
-    curves=curve,
+    curves=perplexity_curve,
     x="iteration",
     y="training perplexity",
 )
 
 
 # -- Batches
-def pack(split, chosen):
-    """Pack the chosen paragraphs of a split into a batch of N (piece, next piece) pairs.
+def pack(split, paragraphs):
+    """Pack paragraphs of a split, given by index, into a batch of N (token, next token) pairs.
 
     As in torch's PackedSequence, the longest paragraph comes first. inputs (N,) are those of
     step 0, then those of step 1, ...; targets (1, N); batch_sizes (T,), on the CPU, count
-    the paragraphs at each step. Unknown pieces are not scored.
+    the paragraphs at each step. Unknown tokens are not scored.
     """
-    chosen = chosen[np.argsort(-split.target_counts[chosen], kind="stable")]
-    starts, counts = split.starts[chosen], split.target_counts[chosen]
+    paragraphs = paragraphs[np.argsort(-split.target_counts[paragraphs], kind="stable")]
+    starts, counts = split.starts[paragraphs], split.target_counts[paragraphs]
     steps = np.arange(counts[0])
-    sizes = np.searchsorted(-counts, -steps)
+    sizes = np.searchsorted(-counts, -steps)  # number of paragraphs longer than each step
     indices = np.repeat(steps, sizes) + np.concatenate([starts[:size] for size in sizes])
     inputs, targets = (
         torch.from_numpy(split.tokens[i].astype(np.int64)) for i in (indices, indices + 1)
@@ -241,13 +242,13 @@ def pack(split, chosen):
     )
 
 
-def pad_to_few_sizes(batch, max_steps, vocab):
-    """Pad a batch to one of a few sizes: each size is captured as its own CUDA graph.
+def pad_to_bucket(batch, max_steps, vocab):
+    """Pad a batch to one of a few shapes, since each is captured as its own CUDA graph.
 
-    All paragraphs get the same number of steps: a multiple of PAD_STEPS, or `max_steps`. The
-    number of targets is rounded up to a multiple of T B / PAD_PARTS. Padding
-    follows a paragraph's end or has an unknown target, and thus changes no result. It
-    cycles through all pieces: adding the gradients of one repeated piece is slow.
+    All paragraphs get the same number of steps, a multiple of PAD_STEPS or `max_steps`. The
+    number of targets is rounded up to a multiple of T B / TARGET_BUCKETS. Padding follows a
+    paragraph's end or has an unknown target, so results do not change. It cycles through the
+    vocabulary, since adding the gradients of many copies of one token is slow.
     """
     paragraphs, pairs = batch.batch_sizes[0], len(batch.inputs)
     n_steps = min(max_steps, math.ceil(len(batch.batch_sizes) / PAD_STEPS) * PAD_STEPS)
@@ -255,11 +256,11 @@ def pad_to_few_sizes(batch, max_steps, vocab):
     real = (torch.arange(paragraphs) < sizes[:, None]).flatten()  # (T B,)
     inputs = torch.arange(len(real)) % vocab
     inputs[real] = batch.inputs
-    count = math.ceil(pairs * PAD_PARTS / len(real)) * len(real) // PAD_PARTS
-    target_rows = torch.cat([real.nonzero(), (~real).nonzero()])[:count, 0]  # real ones first
+    count = math.ceil(pairs * TARGET_BUCKETS / len(real)) * len(real) // TARGET_BUCKETS
+    target_steps = torch.cat([real.nonzero(), (~real).nonzero()])[:count, 0]  # real ones first
     targets = F.pad(batch.targets, (0, count - pairs), value=UNKNOWN)
     sizes = torch.full_like(sizes, paragraphs)
-    return Batch(inputs, targets, target_rows, targets != UNKNOWN, batch_sizes=sizes)
+    return Batch(inputs, targets, target_steps, targets != UNKNOWN, batch_sizes=sizes)
 
 
 def move(batch, device):
@@ -294,12 +295,12 @@ def read_paragraphs(path):
     return [x.rstrip(b"\r").decode() for x in lines if x.strip() and not x.startswith(b" =")]
 
 
-def make_tokens(data, vocab, folder):
-    """Tokenize the text; pieces.model is written last and marks success."""
+def prepare_tokens(data, vocab, folder):
+    """Train the tokenizer and tokenize the text; pieces.model, written last, marks success."""
     import sentencepiece
 
     texts = {split: read_paragraphs(data / f"wiki.{split}.raw") for split in SPLITS}
-    print(f"learning {vocab} pieces: may take minutes; Ctrl-C takes effect afterwards")
+    print(f"training SentencePiece, K = {vocab}: minutes, which Ctrl-C does not interrupt")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -311,7 +312,7 @@ def make_tokens(data, vocab, folder):
         )
     except RuntimeError as error:
         why = str(error).rpartition("] ")[2]
-        raise UsageError(f"--vocab {vocab} does not suit the text: {why}") from None
+        raise UsageError(f"--vocab {vocab} is not possible with this text: {why}") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     folder.mkdir(exist_ok=True)
     for split, paragraphs in texts.items():
@@ -323,14 +324,14 @@ def make_tokens(data, vocab, folder):
 
 
 class Split:
-    """A split's tokens; starts and target counts (at most `length`) of its paragraphs."""
+    """A split's tokens, and where each paragraph starts and how many targets it has."""
 
     def __init__(self, folder, name, length):
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
         self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
         self.n_paragraphs = len(ends) - 1  # including those left out
-        # (P,) paragraphs kept
+        # (P,) paragraphs with targets
         self.starts = ends[:-1][counts > 0]
         self.target_counts = counts[counts > 0]
 

@@ -37,16 +37,16 @@ class Predecessor(Task):
     def n_steps(self):
         return self.length + 1
 
-    def held_out_probability(self, rows):
-        """Return the fraction of all (sequence, query) pairs that are in the rows."""
-        return len(rows) / (math.perm(self.vocab, self.length) * (self.length - 1))
+    def held_out_probability(self, sequences):
+        """Return the fraction of all pairs of integers and query that are held out."""
+        return len(sequences) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
     def draw(self, rng_key, shape):
         """Draw L integers and the query, (*shape, L+1), so that both are held out together.
 
-        The integers are drawn as a Lehmer code: element t is the rank of the t-th integer among
-        the K - t integers that have not occurred. Decoding runs from the last element to the
-        first: later values >= x_t are incremented, since their ranks skip x_t.
+        The integers are drawn as a Lehmer code: element t = 0, 1, ... is the rank of the t-th
+        integer among the K - t integers that have not occurred. Decoding runs from the last
+        element to the first: later values >= x_t are incremented, since their ranks skip x_t.
         """
         n_choices = self.vocab - torch.arange(self.length, device=rng_key.device)
         x = scale_bits(random_bits(rng_key, (*shape, self.length)), n_choices)
@@ -56,10 +56,10 @@ class Predecessor(Task):
         query_position = 1 + uniform_integers(query_key, (*shape, 1), self.length - 1)
         return torch.cat([x, x.gather(-1, query_position)], dim=-1)
 
-    def make_batch(self, rows):
-        x, query = rows.split([self.length, 1], dim=1)
+    def make_batch(self, sequences):
+        x, query = sequences.split([self.length, 1], dim=1)
         query_position = (x == query).byte().argmax(1, keepdim=True)  # (B, 1)
-        return Batch(rows, x.gather(1, query_position - 1), slice(self.length, None))
+        return Batch(sequences, x.gather(1, query_position - 1), slice(self.length, None))
 
     def task_metrics(self, metrics, correct):
         return {

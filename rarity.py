@@ -1,14 +1,14 @@
-"""Vocabulary size or rarity? Reverse ordering of K codes with M meanings.
+"""Vocabulary size or rarity? Reverse ordering of K input tokens with only M outputs.
 
     python rarity.py --model s4d --pe sin --vocab 256 --meanings 16 --seed 0
     python rarity.py --scale desk --all rarity
 
-    in   13 1 24 _ _ _        K = 30 codes, M = 10 meanings (outputs); here, the last digit
-    out  .  . .  4 1 3        as in reverse.py, but the target of code c is c mod M
+    in   13 1 24 _ _ _        K = 30 tokens, M = 10 outputs (here, the last digit)
+    out  .  . .  4 1 3        as in reverse.py, but the target of token c is c mod M
 
-A larger K makes each token rarer and leaves more to remember. Here K sets the rarity of each
-input token, and M the information to remember per token. With M = K, the task and the trials
-are those of reverse.py.
+In reverse.py, a larger K makes each token rarer, and also increases the information per token
+(log2 K bits). Here, K sets the rarity of input tokens, and M the information to remember.
+Tokens with the same target are synonyms. With M = K, the task is that of reverse.py.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -27,9 +27,9 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
-    compare_gains,
     cross,
-    name_model,
+    gain_difference,
+    model_label,
 )
 from suite.task import Flag
 
@@ -58,18 +58,18 @@ class Rarity(Reverse):
             model.readout = nn.Linear(self.args.hidden, self.args.meanings)
         return model
 
-    def make_batch(self, rows):
-        batch = super().make_batch(rows)
+    def make_batch(self, sequences):
+        batch = super().make_batch(sequences)
         return batch._replace(targets=batch.targets % self.args.meanings)
 
 
-MEANINGS = {"gru": 8, "lstm": 16, "s4d": 16}  # M at K = 256
+N_OUTPUTS = {"gru": 8, "lstm": 16, "s4d": 16}  # M, with K = 256
 
 
 def desk_grid():
-    """Return the grid: 256 codes with M outputs; reverse.py at K = M and, but for GRU, 256."""
+    """Return trials with 256 synonyms, and fig2-all's at K = M and (LSTM, S4D) K = 256."""
     new, existing = [], []
-    for model, M in MEANINGS.items():
+    for model, M in N_OUTPUTS.items():
         flags = dict(model=model)
         if model == "s4d":
             flags |= dict(iterations=10_000, lr=1e-2)
@@ -86,37 +86,37 @@ def log_error(result):
     return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / tokens))
 
 
-def rarity_contrasts(measure=""):
+def rarity_contrasts(metric=""):
     """Yield the contrasts R1 and R2 of each model.
 
-    R1: without PE, accuracy at K = M minus accuracy with 256 codes. R2: PE's gain with 256
-    codes minus its gain at K = M.
+    R1: without PE, the metric at K = M minus that with 256 synonyms for M outputs. R2: PE minus
+    no PE with 256 synonyms, minus PE minus no PE at K = M.
     """
     none = dict(pe="none")
-    for model, M in MEANINGS.items():
+    for model, M in N_OUTPUTS.items():
         small = dict(model=model, vocab=M)
-        codes = dict(model=model, vocab=256, meanings=M)
-        name = f"{name_model(model)} {measure}".strip()
+        synonyms = dict(model=model, vocab=256, meanings=M)
+        name = f"{model_label(model)} {metric}".strip()
         yield Contrast(
-            f"{name}: R1, no PE, K = {M} minus 256 codes",
+            f"{name}: R1, no PE, K = {M} minus 256 synonyms",
             small | none,
-            codes | none,
-            measure=measure,
+            synonyms | none,
+            metric=metric,
         )
-        label = f"{name}: R2, PE's gain, 256 codes minus K = {M}"
-        yield compare_gains(label, codes, small, measure=measure)
+        label = f"{name}: R2, PE - no PE, 256 synonyms minus K = {M}"
+        yield gain_difference(label, synonyms, small, metric=metric)
 
 
 def drop_contrasts():
-    """Decompose the drop in accuracy from K = 16 to K = 256."""
+    """Yield the drop in accuracy from K = 16 to K = 256, and the part due to splitting."""
     for model in "lstm", "s4d":
         for pe in NONE_AND_PE:
             small = dict(model=model, pe=pe, vocab=16)
             large = small | dict(vocab=256)
-            name = f"{name_model(model)}, {ENCODING_NAMES[pe]}:"
+            name = f"{model_label(model)}, {ENCODING_NAMES[pe]}:"
             if pe == "sin":  # no PE: already R1
-                codes = large | dict(meanings=16)
-                yield Contrast(f"{name} K = 16 minus 256 codes", small, codes)
+                synonyms = large | dict(meanings=16)
+                yield Contrast(f"{name} K = 16 minus 256 synonyms", small, synonyms)
             yield Contrast(f"{name} K = 16 minus K = 256", small, large)
 
 

@@ -35,7 +35,7 @@ from common import UsageError
 from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
-from suite.figures import Result, as_measure, finished_of
+from suite.figures import Result, as_metric, finished_results
 from suite.tables import claims_table, contrast_table, make_caption, means_table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
@@ -52,7 +52,7 @@ DELIMITERS = [  # of the generated parts of RESULTS.md
 
 # -- Reading results, which may be invalid
 def clean(text):
-    """Replace control and markup characters by question marks."""
+    """Replace control, markup and non-ASCII characters by question marks."""
     return re.sub(r"[^ -~]|[<>|`&$\\]", "?", str(text))
 
 
@@ -64,7 +64,7 @@ def skip_if_invalid(path):
     except Exception as error:  # noqa: BLE001
         known = isinstance(error, files.Exit | UsageError)
         message = str(error.args[-1]).removeprefix(f"{path} ") if known else repr(error)
-        print(f"left out: {path}: {clean(message)[:300]}")
+        print(f"skipped {path}: {clean(message)[:300]}")
 
 
 def finite_float(x):
@@ -114,7 +114,7 @@ def load_results(task_class, name, args):
                 hashes.add(str(files.text_hashes(result.config)))
         results.append(result)
     if len(hashes) > 1:
-        print(f"left out: all trials of {name}, as they use {len(hashes)} different texts")
+        print(f"skipped all trials of {name}: they use {len(hashes)} different texts")
         results = [Result(result.flags) for result in results]
     return results
 
@@ -141,19 +141,19 @@ def describe_provenance(finished):
         f"{distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}"
     )
     if n_dirty:
-        provenance += f" with local changes ({n_dirty} of {len(finished)})"
+        provenance += f" with uncommitted changes ({n_dirty} of {len(finished)})"
     return f"median training time {seconds:,.0f} s; {provenance}"
 
 
 def section(task_class, name, results, args):
     """Yield the lines of a figure's section, in Markdown for --write."""
     figure = task_class.figures[name]
-    measures = [*map(as_measure, figure.metrics), *figure.summaries]
+    metrics = [*map(as_metric, figure.metrics), *figure.summaries]
     if args.brief:
-        del measures[1:]
+        del metrics[1:]
     yield f"### {task_class.script()} {name}"
-    caption = make_caption(figure, results, measures, args.scale)
-    finished = finished_of(results)
+    caption = make_caption(figure, results, metrics, args.scale)
+    finished = finished_results(results)
     if not finished:
         yield caption
         out = [] if args.out == "runs" else ["--out", args.out]
@@ -167,9 +167,9 @@ def section(task_class, name, results, args):
     yield describe_provenance(finished) + link
     if args.write:
         yield "```text"
-    yield from means_table(figure, results, measures)
+    yield from means_table(figure, results, metrics)
     if not args.brief:
-        yield from contrast_table(figure, results, measures)
+        yield from contrast_table(figure, results, metrics)
     if args.write:
         yield "```"
     if figure.note:
@@ -278,7 +278,7 @@ def main():
         default="",
         help="update the generated tables in FILE, and OUT/trials.csv",
     )
-    # Positionals precede flags: argparse would mistake a flag's value for a name
+    # Take positionals first: argparse would take the value of an unknown flag for one
     positionals = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(positionals) :])
     scale, out = ("desk", "results") if args.write else ("paper", "runs")
@@ -294,7 +294,7 @@ def dispatch(args, positionals):
     elif positionals and Path(positionals[0]).is_dir():
         if sys.argv[2:]:
             raise UsageError("a folder's CSV has all its trials: no figure or flag applies")
-        with contextlib.redirect_stdout(sys.stderr):  # what is left out
+        with contextlib.redirect_stdout(sys.stderr):  # messages about skipped files
             text = trials_csv(positionals[0])
         print(text, end="")
     else:
@@ -319,7 +319,7 @@ def print_tables(args, script="", *names):
             except UsageError as why:  # no trial has these flags
                 error = error or why
                 continue
-            if names or finished_of(results):
+            if names or finished_results(results):
                 lines += section(task_class, name, results, args)
             else:
                 error = UsageError(

@@ -26,8 +26,8 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
-    compare_encodings,
     cross,
+    encoding_contrast,
 )
 from suite.task import DESK, SMOKE, Task
 
@@ -44,13 +44,13 @@ class Reverse(Task):
         "smoke": SMOKE | dict(length=8),
     }
 
-    def make_batch(self, rows):
+    def make_batch(self, sequences):
         """Make a batch from integers (B, L): inputs (B, 2L) and reversed targets (B, L)."""
-        return self.batch_with_commands(rows, rows.flip(1))
+        return self.batch_with_commands(sequences, sequences.flip(1))
 
-    def test_rows(self, device):
-        """Draw the test rows (N, L); substream L, as in variable_length.py."""
-        return super().test_rows(device, self.length)
+    def held_out_sequences(self, device):
+        """Draw the test sequences (N, L), the same as variable_length.py's of length L."""
+        return super().held_out_sequences(device, self.length)
 
 
 # -- Fig. 2: larger vocabularies (vocab: K; length: L; other flags keep the scale's defaults)
@@ -89,15 +89,15 @@ Reverse.figures["fig2"] = Figure(
 # -- Figs. 12 and 13: other encodings in place of the sinusoid
 PAPER_LSTM, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=1024)
 FIG13_ENCODINGS = ["none", "sin", "random", "learned"]
-DUP_CONTRAST = compare_encodings("dup", "none")
+DUP_CONTRAST = encoding_contrast("dup", "none")
 
 
-def compare_random_and_learned(control):
-    """Contrast random and learned vectors with no PE, a control and PE."""
+def random_and_learned_contrasts(control):
+    """Return Contrasts of random and learned vectors with no PE, a control and PE."""
     contrasts = []
     for pe in ("random", "learned"):
         pairs = (pe, "none"), (pe, control), ("sin", pe)
-        contrasts += [compare_encodings(high, low) for high, low in pairs]
+        contrasts += [encoding_contrast(plus, minus) for plus, minus in pairs]
     learned_unit = dict(pe="learned", amplitude=1.0)
     return [
         *contrasts,
@@ -125,22 +125,22 @@ Reverse.figures["fig13"] = Figure(
         + cross(**DESK_LSTM, pe="learned", amplitude=1.0),
     },
     ACCURACY_AND_EDITS,
-    contrasts=compare_random_and_learned("constant"),
+    contrasts=random_and_learned_contrasts("constant"),
     x=("pe", "amplitude"),
 )
 
 
 # -- Section 4.1: does more training replace PE?
 def training_budget_grid(pe="none", iterations=300_000, batch=512, **flags):
-    """Return a grid of 1x and 2x iterations; no PE also at 2x batch size, PE always at 1x."""
+    """Return trials of `pe` at 1x and 2x iterations, no PE at 2x batch size, and PE at 1x."""
     trials = cross(**flags, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
-    if pe == "none":  # those with PE are shared with fig2
+    if pe == "none":  # otherwise, `pe` includes PE
         trials += cross(**flags, pe="sin", iterations=iterations, batch=batch)
     return trials + cross(**flags, pe="none", iterations=iterations, batch=2 * batch)
 
 
-def compare_budgets(iterations, batch):
-    """Return contrasts of no PE at 2x with no PE at 1x and with PE at 1x."""
+def budget_contrasts(iterations, batch):
+    """Return Contrasts of no PE at 2x with no PE at 1x and with PE at 1x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
     sin = none | dict(pe="sin")
@@ -162,7 +162,7 @@ Reverse.figures["section4.1"] = Figure(
             pe=WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM
         ),
     },
-    contrasts=compare_budgets(300_000, 512) + compare_budgets(30_000, 64),
+    contrasts=budget_contrasts(300_000, 512) + budget_contrasts(30_000, 64),  # paper, desk
     x=("pe", "iterations", "batch"),
 )
 

@@ -1,59 +1,61 @@
 #!/usr/bin/env bash
-# One trial per element of a SLURM job array. From the suite's folder, with its Python environment active:
+# Run one trial per task of a SLURM job array. From the suite's folder, with its Python environment active:
 #
 #     sbatch --array=0-179 slurm_array.sh reverse.py fig2                         # all trials of Fig. 2
 #     sbatch --array=0-11 slurm_array.sh reverse.py fig2 --scale smoke --out DIR  # flags go to every trial
 #
-# Element n runs `python reverse.py --all fig2 --index n`: line n, counted from 0, of `--list fig2`. Time limit,
-# partition, GPU and account belong before the script's name; PYTHON names another interpreter. An element that meets
-# its time limit (USR1 two minutes before) or is preempted (TERM) saves, exits with 75 and goes back to the queue, alone;
-# one that scancel ends saves and stays out of it: the same line again continues it. Bitwise identical results need the same
-# --cpus-per-task throughout.
+# Array task n runs `python reverse.py --all fig2 --index n`: line n, counted from 0, of `--list fig2`. Pass time limit,
+# partition, GPU and account to sbatch before the script's name; set PYTHON to use another interpreter. A task that
+# reaches its time limit (USR1 two minutes earlier) or is preempted (TERM) saves a checkpoint, exits with 75 and requeues
+# itself. A task cancelled with scancel saves, but is not requeued; submit the same command again to resume it. For
+# bitwise identical results, use the same --cpus-per-task throughout.
 #
-# Exit codes: 0 done, 1 failed (disk, memory), 2 invalid flags, 3 training diverged, 73 in use by another process, 75
-# interrupted (run again to resume)
+# Exit codes: 0 done, 1 failed (disk, memory), 2 invalid flags, 3 training diverged, 73 folder in use by another process
+# or deleted, 75 interrupted (run again to resume)
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%A_%a.out
 
-[[ $# -gt 0 ]] || { echo "use: sbatch --array=0-N slurm_array.sh SCRIPT FIGURE [FLAGS]" >&2 && exit 2; }
+[[ $# -gt 0 ]] || { echo "usage: sbatch --array=0-N slurm_array.sh SCRIPT FIGURE [FLAGS]" >&2 && exit 2; }
 
-# Back to the queue if `scontrol show job` says what $1 matches. A controller that hears from hundreds of elements at
-# once may not answer: it is asked again, 20 times at most. The name is JOB_INDEX: the job's own number can be
-# the whole array's. No pattern below matches a job that its user cancelled, or that SLURM has requeued itself.
+# Requeue this array task if the output of `scontrol show job` matches the regular expression $1. With hundreds of tasks
+# calling at once, the controller may not answer, so try up to 20 times. The task is named JOB_INDEX, since
+# SLURM_JOB_ID can refer to the whole array. The patterns below match neither cancelled tasks nor tasks that SLURM has
+# already requeued.
 requeue_if() {
-    element=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+    task=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     for _ in {1..20}; do
-        if job=$(timeout 20 scontrol show job --oneliner "$element"); then
+        if job=$(timeout 20 scontrol show job --oneliner "$task"); then
             [[ $job =~ $1 ]] || return 0
-            timeout 20 scontrol requeue "$element" && return
+            timeout 20 scontrol requeue "$task" && return
         fi
         sleep 10
     done
-    unanswered=yes
-    echo "slurm_array.sh: scontrol has not requeued $element in 20 tries; submitted again, it continues" >&2
+    requeue_failed=yes
+    echo "slurm_array.sh: could not requeue $task in 20 tries; submit it again to resume" >&2
 }
 
-# Only this shell gets USR1, and bash runs a trap only while it waits: hence the `&`. TERM goes to all processes, and
-# all are killed KillWait (30 seconds) later, even if Python is not done by then: so it requeues first.
+# Only this shell receives USR1, and bash runs traps only between commands or in `wait`, so Python runs in the
+# background. TERM reaches all processes, which are killed KillWait (30 seconds) later, even if Python has not finished,
+# so the trap requeues the task right away.
 stop() { stopped=yes && kill -TERM $! 2>/dev/null; }
 trap stop USR1 INT HUP
 trap 'stop; requeue_if "JobState=COMPLETING.*( Reason=TimeLimit| PreemptTime=[0-9])"' TERM
 while true; do
     "${PYTHON:-python}" "$1" --all "${@:2}" --index "$SLURM_ARRAY_TASK_ID" &
-    [[ ! $stopped ]] || stop # it was too early for Python
+    [[ ! $stopped ]] || stop # the signal arrived before Python was started
     while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends `wait` early
     wait $!
     code=$?
-    [[ $code == 73 && $SECONDS -lt 60 ]] || break # running elsewhere: a cancelled element may still be saving
+    [[ $code == 73 && $SECONDS -lt 60 ]] || break # a cancelled task may still be saving this trial
     sleep 10 &
     wait $! || { code=75 && break; }
 done
-if [[ $code == @(129|138|143) ]]; then # a signal came before Python listened
+if [[ $code == @(129|138|143) ]]; then # a signal arrived before Python handled signals
     code=75
-    echo "slurm_array.sh: stopped; the same command continues" >&2
+    echo "slurm_array.sh: stopped; run the same command again to resume" >&2
 fi
 trap 'exit "$code"' TERM
-[[ $code != 75 || $unanswered ]] || requeue_if "JobState=RUNNING "
+if [[ $code == 75 && ! $requeue_failed ]]; then requeue_if "JobState=RUNNING "; fi
 exit "$code"

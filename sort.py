@@ -6,12 +6,12 @@
     in   3 1 4 1 _ _ _ _        _ is the command token; time steps 1 .. 2L
     out  . . . . 1 1 3 4        . is not scored
 
-Only the targets differ from those of reverse.py.
+Training inputs are those of reverse.py.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-from reverse import DUP_CONTRAST
+from reverse import DUP_CONTRAST, FRESH_SEEDS
 from suite.figures import (
     ACCURACY_AND_EDITS,
     NONE_AND_PE,
@@ -31,8 +31,8 @@ class Sort(Task):
         "smoke": SMOKE | dict(length=8),
     }
 
-    def make_batch(self, rows):
-        return self.batch_with_commands(rows, rows.sort().values)
+    def make_batch(self, sequences):
+        return self.batch_with_commands(sequences, sequences.sort().values)
 
 
 Sort.figures["fig8"] = Figure(
@@ -48,7 +48,7 @@ Sort.figures["fig8"] = Figure(
 FIG8_LONG = dict(model="gru", length=32, vocab=64, lr=1e-2, pe=WITH_CONTROLS)
 Sort.figures["fig8-long"] = Figure(
     "Sorting, L = 32",
-    {"desk": cross(**FIG8_LONG, seed=range(5, 11))},
+    {"desk": cross(**FIG8_LONG, seed=FRESH_SEEDS)},
     ACCURACY_AND_EDITS,
     contrasts=[DUP_CONTRAST],
     x="pe",

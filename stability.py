@@ -3,8 +3,8 @@
     python stability.py --model lstm --pe sin --vocab 1024 --seed 0 --train  # one trial
     python stability.py --all fig5 --train                                   # all trials
 
-    A   7 3 1 4 _ _ _ _    Sequences A and B share one token, the target (7), and differ in
-    B   7 2 2 5 _ _ _ _    the others, the disturbants. The target is output at step ^.
+    A   7 3 1 4 _ _ _ _    Sequences A and B are equal up to the target (here 7); the tokens
+    B   7 2 2 5 _ _ _ _    after it, the disturbants, differ. The target is output at step ^.
                       ^
 
 J is the Jacobian of the layer's output at ^ with respect to the layer's state just after it
@@ -13,8 +13,8 @@ averaged with weights |a_i| |b_i|: sum_i <a_i, b_i> / sum_i |a_i| |b_i| (1: para
 orthogonal). It is then averaged over pairs, for each combination of Frequent or Rare target and
 disturbants. In training, each Rare token is drawn one seventh as often as a Frequent one.
 
-This script needs a trial that dual_frequency.py has trained with the same flags (--train trains
-it first; trials of other scripts cannot be used). It evaluates each of its weight snapshots.
+This script evaluates each weight snapshot of a trial that dual_frequency.py has trained with
+the same flags (--train trains it first; trials of other scripts cannot be used).
 """
 
 from suite import cli, fast, files, machine, training  # isort: skip # before PyTorch
@@ -36,7 +36,7 @@ from dual_frequency import (
     DualFrequency,
 )
 from reverse import VOCAB_FAMILY
-from suite.figures import Claim, Figure, name_model
+from suite.figures import Claim, Figure, model_label
 from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
 
@@ -51,21 +51,20 @@ def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
     for index, condition in enumerate(CONDITIONS):
         rng_key = common.key(seed, common.PAIR_STREAM, index, device=device)
         rare_target, rare_disturbants = (int(x == "rare") for x in condition.split("/"))
-        rows = common.uniform_integers(rng_key, (count, 2, length), half)
-        rows += rare_disturbants * half
-        rows[:, :, target_step - 1] += (rare_target - rare_disturbants) * half
-        # A and B are equal up to the target_step, and hence share its state (section 4.3)
-        rows[:, 1, :target_step] = rows[:, 0, :target_step]
-        pairs.append(F.pad(rows, (0, length + 1 - target_step), value=vocab))
+        sequences = common.uniform_integers(rng_key, (count, 2, length), half)
+        sequences += rare_disturbants * half
+        sequences[:, :, target_step - 1] += (rare_target - rare_disturbants) * half
+        # A and B are equal up to the target, so the state after it is the same (section 4.3)
+        sequences[:, 1, :target_step] = sequences[:, 0, :target_step]
+        pairs.append(F.pad(sequences, (0, length + 1 - target_step), value=vocab))
     return torch.cat(pairs).unbind(1)
 
 
 @torch.no_grad()
 def stability(model, a, b, target_step, chunk_size=64):
-    """Return (P,) sum_i w_i cos(J_i^A, J_i^B), w_i proportional to |J_i^A||J_i^B|.
+    """Return the weighted cosine similarity (P,) of the Jacobians of a and b, tokens (P, T).
 
-    A and B are tokens (P, T); J_i is output i's row of the Jacobian. At H = 512, 64 pairs
-    need 1 GiB.
+    At H = 512, 64 pairs need 1 GiB.
     """
     s4d = isinstance(model.layer, common.S4D)
     similarity = s4d_stability if s4d else recurrent_stability
@@ -73,16 +72,20 @@ def stability(model, a, b, target_step, chunk_size=64):
     by_token, by_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
     similarities = []
     for chunk in zip(a.split(chunk_size), b.split(chunk_size)):
-        rows = torch.cat(chunk)  # (S, T), first all A, then all B
-        inputs = by_token[rows.T] + by_step[:, None]  # (T, S, G)
+        sequences = torch.cat(chunk)  # (S, T), first all A, then all B
+        inputs = by_token[sequences.T] + by_step[:, None]  # (T, S, G)
         similarities.append(similarity(model.layer, inputs, target_step))
     return torch.cat(similarities)
 
 
 def weighted_cosine(inner):
-    """Return the weighted cosine (P,); inner(m, n) gives <J_i^m, J_i^n>, (P, D); A: 0, B: 1."""
+    """Return the weighted cosine similarity (P,).
+
+    inner(m, n) returns the inner products (P, D) of corresponding Jacobian rows of sequences m
+    and n (0: A, 1: B).
+    """
     ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
-    norms = (aa * bb).sqrt().sum(-1)  # sum of |J_A||J_B|
+    norms = (aa * bb).sqrt().sum(-1)  # sum_i |a_i| |b_i|
     return (ab.sum(-1) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(-1, 1)
 
 
@@ -90,20 +93,20 @@ def weighted_cosine(inner):
 def recurrent_stability(layer, inputs, target_step):
     """Return GRU or LSTM stability (P,) from gate inputs (T, S, G)."""
     cell, weight, bias = recurrent_parameters(layer)
-    sequences, H = inputs.shape[1], layer.hidden_size
+    n_sequences, H = inputs.shape[1], layer.hidden_size
     parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
-    state = inputs.new_zeros(parts, sequences, H)
-    grads = []  # per step: d new[k] / d (product, state[0]) for each k
+    state = inputs.new_zeros(parts, n_sequences, H)
+    grads = []  # per step and part of the new state: its derivatives by product and state[0]
     for x in inputs:
         product = F.linear(state[-1], weight)
-        # Given product, a step is elementwise: the sum's gradient holds all derivatives
+        # Given W h, a step is elementwise: the gradient of the sum holds all derivatives
         with torch.enable_grad():
             leaves = product.requires_grad_(), state[0].requires_grad_()
             new = cell.update(*cell.preactivations(x, product, bias), leaves[1])[-parts:]
             grads.append([torch.autograd.grad(z.sum(), leaves, retain_graph=True) for z in new])
         state = [part.detach() for part in new]
     # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), z: state
-    J = inputs.new_zeros(parts, sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
+    J = inputs.new_zeros(parts, n_sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
     J[-1] = torch.eye(H)
     for steps, step_grads in enumerate(reversed(grads[target_step:]), 1):
         J = chain_step(J, step_grads, weight)
@@ -130,9 +133,9 @@ def chain_step(J, grads, weight):
 
 
 def rescale(J):
-    """Divide each sequence's J by its largest entry: 127 steps would underflow.
+    """Divide each sequence's J by its largest entry; a factor cancels in the cosine.
 
-    The factor cancels in the cosine.
+    Without this, a product of up to 127 step Jacobians (L = 64) would underflow.
     """
     largest = J.abs().amax((0, 2, 3))[:, None, None]  # (S, 1, 1)
     return J / largest.clamp(min=torch.finfo(J.dtype).tiny)
@@ -142,8 +145,9 @@ def rescale(J):
 def s4d_stability(layer, inputs, target_step):
     """Return S4D stability (P,): J[i, (h, n)] = M[i, h] w[h, n]; all sequences share w.
 
-    M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input, and p and q
-    are d/da and d/db of a sigmoid(b), with [a, b] = mix(gelu(y)); W and V are mix's halves.
+    M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input. The output
+    is value * sigmoid(gate) with [value, gate] = mix(gelu(y)); p and q are its derivatives by
+    value and gate, and W and V are mix's halves.
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
@@ -151,11 +155,11 @@ def s4d_stability(layer, inputs, target_step):
     y = (y + layer.D * inputs[-1]).double()
     weight, bias = layer.mix.weight.double(), layer.mix.bias.double()
     W, V = weight.chunk(2)  # (D, H)
-    mixed = F.linear(F.gelu(y), weight, bias)  # a and b
+    mixed = F.linear(F.gelu(y), weight, bias)  # value and gate
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
     p, q = (half.chunk(2) for half in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
-    # w without its constant factor, which cancels. The input weight (exp(dt A) - 1) / A is part
-    # of the state, hence not of w (Gu et al., 2022)
+    # w is the derivative of y by the state after the target, without a constant factor, which
+    # cancels. The input weight (exp(dt A) - 1) / A acts before the state (Gu et al., 2022)
     decay = (layer.discretise()[0] * (len(inputs) - target_step)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
     w2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
@@ -215,7 +219,7 @@ class Stability(DualFrequency):
     def __init__(self, args, config, folder):
         # --overwrite redoes the evaluation, not the training
         self.source_task = cli.make_task(DualFrequency, vars(args) | dict(overwrite=False))
-        # Recorded and compared, but not in the folder's name
+        # Recorded in stability.json and checked, but not part of the folder's name
         config |= dict(pairs=args.pairs, target=args.target)
         super().__init__(args, config, self.source_task.folder)
 
@@ -225,7 +229,7 @@ class Stability(DualFrequency):
         if a.pairs % len(CONDITIONS):
             raise UsageError(f"--pairs {a.pairs} is not a multiple of 4, for 4 conditions")
         if not common.ENCODINGS[a.pe].has_fast:
-            raise UsageError(f"--pe {a.pe} is not supported here")
+            raise UsageError(f"stability.py does not support --pe {a.pe}")
         if not 0 < a.snapshot_every <= a.iterations:
             raise UsageError(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
         if a.target > self.length:
@@ -236,7 +240,7 @@ class Stability(DualFrequency):
             raise UsageError(f"{self.folder} is not finished: use --train to train it")
 
     def run(self):
-        """Train with --train, evaluate unless done, and print the last stabilities."""
+        """Train and evaluate unless done, and print the stability at the last snapshot."""
         path = self.folder / self.result_file
         if not files.can_skip(self):
             training.train(self.source_task)
@@ -304,7 +308,7 @@ def initial_gap_excess(result):
 
 def snapshot_curves(result):
     for condition, values in result.metrics["by_condition"].items():
-        panel = f"{name_model(result.flags['model'])}, {condition}"
+        panel = f"{model_label(result.flags['model'])}, {condition}"
         points = {int(iteration): value for iteration, value in values.items()}
         yield panel, result.flags["pe"], points
 
@@ -319,8 +323,8 @@ FIG5_OPTIONS = dict(
     x="iteration of the snapshot",
     y="stability",
 )
-# Desk's S4D was evaluated with fewer pairs
-FIG5_DESK = [row | dict(pairs=256) if row["model"] == "s4d" else row for row in FIG3["desk"]]
+# At desk scale, S4D has fewer pairs
+FIG5_DESK = [x | dict(pairs=256) if x["model"] == "s4d" else x for x in FIG3["desk"]]
 Stability.figures["fig5"] = Figure(
     "Gradient stability by frequency of target/disturbants",
     FIG3 | {"desk": FIG5_DESK},

@@ -65,7 +65,7 @@ from suite import (
     machine,
     plots,
     rnn_kernels,
-    statistics,
+    stats,
     tables,
     training,
 )
@@ -78,7 +78,7 @@ from suite.figures import (
     Contrast,
     Figure,
     Result,
-    as_measure,
+    as_metric,
     matching,
 )
 from variable_length import VariableLength
@@ -370,8 +370,8 @@ def test_released_code_gives_the_same_numbers():
 def test_data_are_those_of_the_committed_trials():
     """The hashes of a held-out set and of a batch, which must never change."""
     task = task_of("--vocab 2 --length 4 --held-out 8", build=True)
-    rows = task.test_set.rows, task.training_batch(300_000).inputs
-    hashes = [common.hash_rows(x.flatten()).item() for x in rows]
+    rows = task.held_out_set.sequences, task.training_batch(300_000).inputs
+    hashes = [common.hash_sequences(x.flatten()).item() for x in rows]
     assert hashes == [2819039426430213613, -5580236179090936445]
 
 
@@ -389,15 +389,15 @@ def waves(steps, size):
 def test_encodings_are_scaled_joined_and_cut():
     """--amplitude, --combine and --encode."""
     tokens = torch.randn(16, 2, 4)
-    unencoded = {"both": slice(0), "input": slice(8, 16), "output": slice(8)}
-    for pe, combine, encode in product(TABLE_ENCODINGS, ("concat", "add"), unencoded):
+    zeroed_steps = {"both": slice(0), "input": slice(8, 16), "output": slice(8)}
+    for pe, combine, encode in product(TABLE_ENCODINGS, ("concat", "add"), zeroed_steps):
         words = f"--length 8 --embed 4 --pe {pe}"
         vectors = 3 * encoding_of(words).vectors(16).float()
         if pe == "learned":
             vectors = vectors / 2  # its own norm is the root of 4
         elif pe != "ramp":
             close(vectors.norm(dim=1), torch.full((16,), 3.0), 1e-6)
-        vectors[unencoded[encode]] = 0
+        vectors[zeroed_steps[encode]] = 0
         vectors = vectors[:, None].expand(16, 2, 4)
         wanted = tokens + vectors if combine == "add" else torch.cat([tokens, vectors], 2)
         encoding = encoding_of(f"{words} --amplitude 3 --combine {combine} --encode {encode}")
@@ -581,8 +581,8 @@ def check_batches(device, compiled=False):
         batch, again = task.training_batch(7), draw(torch.tensor(7, device=device))
         for x, y in zip(batch, again):
             assert torch.equal(x, y.cpu()) if isinstance(x, torch.Tensor) else x == y
-        assert torch.equal(task.test_set.rows, alike.test_set.rows.cpu())
-        assert not torch.equal(task.test_set.rows, other.test_set.rows)
+        assert torch.equal(task.held_out_set.sequences, alike.held_out_set.sequences.cpu())
+        assert not torch.equal(task.held_out_set.sequences, other.held_out_set.sequences)
         for different in task.training_batch(8), other.training_batch(7):
             assert not torch.equal(batch.inputs, different.inputs)
 
@@ -624,14 +624,14 @@ def enumerate_rows(task):
 def test_held_out_rows_are_never_trained_on_and_others_have_their_probability():
     for script, flags in SCARCE:
         task = task_of(f"{flags} --batch 512", script, build=True)
-        rows, weights = task.test_set.rows, dict(enumerate_rows(task))
+        rows, weights = task.held_out_set.sequences, dict(enumerate_rows(task))
         held_out = set(map(tuple, rows.tolist()))
         assert len(held_out) == len(rows) and held_out < weights.keys()
         probability = sum(weights[row] for row in held_out) / sum(weights.values())
         assert probability > 0.1 and abs(task.held_out_probability(rows) - probability) < 1e-12
         with mock.patch.object(task, "make_batch", torch.clone):  # so that a batch is its rows
             trained = torch.cat([task.training_batch(i) for i in range(1, 41)])
-            task.test_set.n_candidates = 1  # what it refuses is the fallback row now
+            task.held_out_set.n_candidates = 1  # what it refuses is the fallback row now
             spared = task.training_batch(1)
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))
@@ -678,7 +678,7 @@ def test_batches_by_brute_force():
 def check_conditions(task, right, by_condition):
     """dual_frequency.py has two rows per condition and position of the target, in order."""
     close(list(by_condition.values()), right.view(4, 8, 2).mean(2), 1e-6)
-    rows, batch = task.test_set.rows.tolist(), task.test_batch()
+    rows, batch = task.held_out_set.sequences.tolist(), task.held_out_batch()
     for b, (condition, position, _) in enumerate(product(by_condition, range(8), range(2))):
         assert read_batch(batch, b)[1] == {15 - position: rows[b][position]}
         kinds = ["rare" if integer >= 4 else "frequent" for integer in rows[b]]
@@ -691,7 +691,7 @@ def test_evaluation_by_hand():
     for script, flags in BATTERY:
         task = task_of(f"--scale smoke --held-out 64 --batch 7 {flags}", script, build=True)
         model = task.make_model()
-        loss, right, counts = evaluate_by_hand(model, task.test_batch())
+        loss, right, counts = evaluate_by_hand(model, task.held_out_batch())
         metrics = task.evaluate(model, PLAIN)
         accuracy = metrics["accuracy" if script is Predecessor else "token_accuracy"]
         close(accuracy, right[counts].mean(), 1e-12)
@@ -759,7 +759,7 @@ def test_an_iteration_never_waits_for_its_device():
     for (script, flags), kind in product(BATTERY, PAPER_MODELS):
         task = task_of(f"{SMOKE} --model {kind} {flags}", script, build=True)
         t = training.Trainer(task, CPU, FAST)
-        for owner in t, task, task.test_set:
+        for owner in t, task, task.held_out_set:
             for name, x in vars(owner).items():
                 if isinstance(x, torch.Tensor | torch.nn.Module):
                     setattr(owner, name, x.to("meta"))
@@ -1183,7 +1183,7 @@ def test_a_checkpoint_or_a_snapshot_of_another_trial_is_refused():
         ours, theirs = sorted(Path().rglob(name))
         kept = ours.read_bytes()
         shutil.copy(theirs, ours)
-        assert "seed 1 saved, 0 given" in ends(2, again, Stability)
+        assert "seed 1 in the file, not 0" in ends(2, again, Stability)
         files.save(ours, {"config": 3})
         assert f"{ours} cannot be read" in ends(1, again, Stability)
         ours.write_bytes(kept)
@@ -1307,7 +1307,8 @@ def test_the_time_left_of_all_comes_from_each_trials_own_progress():
         trial.folder.mkdir(parents=True)
         content = dict(fraction=fraction, accuracy=0.5, duration=100)
         (trial.folder / "progress.json").write_text(json.dumps(content))
-        assert jobs.refresh_time_left(trials, progress, 2) == f", {left} left"
+        jobs.read_progress(trials, progress)
+        assert jobs.format_eta(trials, progress, 2) == f", {left} left"
 
 
 def read_last_rows():
@@ -1355,16 +1356,16 @@ def test_welchs_test_is_that_of_textbooks():
     a = "27.5 21.0 19.0 23.6 17.0 17.9 16.9 20.1 21.9 22.6 23.1 19.6 19.0 21.7 21.4"
     b = "27.1 22.0 20.8 23.4 23.4 23.5 25.8 22.0 24.8 20.2 21.9 22.1 22.9 20.5 24.4"
     a, b = (list(map(float, numbers.split())) for numbers in (a, b))
-    found = statistics.estimate([a, b], [1, -1])
+    found = stats.estimate([a, b], [1, -1])
     t = found.value / found.stderr
     assert np.allclose([t, found.dof, found.p()], [-2.455, 24.989, 0.021], rtol=0, atol=5e-4)
-    same = statistics.estimate([[0.1] * 4, [0.1] * 7], [1, -1])
+    same = stats.estimate([[0.1] * 4, [0.1] * 7], [1, -1])
     close(same.p(), 1, 1e-9)
 
 
 def test_holms_correction():
     """The smallest p times how many there are, the next times one less, and so on."""
-    found = statistics.holm([0.04, 0.03, 0.01, 1.0])
+    found = stats.holm([0.04, 0.03, 0.01, 1.0])
     close(found, [0.09, 0.09, 0.04, 1.0], 1e-12)  # .04 x 2 is less than the one before
 
 
@@ -1393,10 +1394,10 @@ PE_OVER_NONE, PE_OVER_CONSTANT = "+0.218 [+0.110, +0.325]", "+0.198 [+0.091, +0.
 
 def lines_of(results, **options):
     figure = Figure("", {}, **options)
-    measures = [*map(as_measure, figure.metrics), *figure.summaries]
-    found = [tables.make_caption(figure, results, measures, "desk")]
+    metrics = [*map(as_metric, figure.metrics), *figure.summaries]
+    found = [tables.make_caption(figure, results, metrics, "desk")]
     for part in tables.means_table, tables.contrast_table:
-        found += part(figure, results, measures)
+        found += part(figure, results, metrics)
     return [re.sub(" {2,}", "|", line) for line in found]
 
 
@@ -1464,12 +1465,12 @@ def test_summaries_over_the_vocabulary_by_hand():
     ]
     for a, b, c, wanted, text in cases:
         runs = of_vocabularies({4: a, 8: b, 16: c})
-        close(K95.of(runs), wanted, 1e-9)
+        close(K95.evaluate(runs), wanted, 1e-9)
         assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
     del runs[-1].by_label["token accuracy"]
-    assert K95.of(runs) is None, "a trial without token accuracy"
+    assert K95.evaluate(runs) is None, "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
-    close(MEAN_ACCURACY.of(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
+    close(MEAN_ACCURACY.evaluate(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
 
 
 def test_speed_ups_by_hand():
@@ -1479,7 +1480,7 @@ def test_speed_ups_by_hand():
         for budget, none, sin in (1, 0.5, pe), (4, 0.7, 0.9), (8, 0.8, 0.9):
             for name, accuracy in ("none", none), ("sin", sin):
                 cells.append(({"iterations": budget, "pe": name}, [accuracy]))
-        close([measure.of(make_results(cells)) for measure in SPEED_UPS], wanted, 1e-9)
+        close([metric.evaluate(make_results(cells)) for metric in SPEED_UPS], wanted, 1e-9)
 
 
 def test_metrics_of_targets_and_positions_by_hand():
@@ -1507,7 +1508,7 @@ def train_two():
     return path, f"'{HERE}/reverse.py' fig2 --scale smoke"
 
 
-def test_a_result_that_cannot_be_used_is_named_and_left_out():
+def test_a_result_that_cannot_be_used_is_named_and_skipped():
     path, words = train_two()
     whole, content = path.read_text(), read_json(path)
     accuracy = content["metrics"]["token_accuracy"]
@@ -1522,11 +1523,11 @@ def test_a_result_that_cannot_be_used_is_named_and_left_out():
     for text in bad:
         path.write_text(text, encoding="latin1")
         said = make_report(words)
-        assert "1 of 12" in said and said.count(f"left out: {path}") == 1, text[:80]
+        assert "1 of 12" in said and said.count(f"skipped {path}") == 1, text[:80]
     for old, new, wanted in [
         ("token_a", "a", "2 of 12"),  # it lacks the metric, and counts without
         ('"config": {', '"config": {"text_sha256": "a",', "0 of 12"),  # two texts
-        ('"dirty": ', '"dirty": 1, "was": ', "with local changes"),
+        ('"dirty": ', '"dirty": 1, "was": ', "with uncommitted changes"),
     ]:
         path.write_text(whole.replace(old, new))
         assert wanted in make_report(words)
@@ -1539,7 +1540,7 @@ def test_every_finished_trial_is_a_row_of_trials_csv():
     assert float(pe["token_accuracy"]) == read_json(path)["metrics"]["token_accuracy"]
     path.write_text("{}")
     _, out, err = run_python(HERE / "report.py", "runs")
-    assert f"left out: {path}" in err and "left out" not in out
+    assert f"skipped {path}" in err and "skipped" not in out
 
 
 def test_a_figure_is_drawn():
@@ -1624,7 +1625,7 @@ def test_readmes_encoding_is_compared_and_its_model_loaded():
         assert code == 0 and not err, out + err
     task = task_of(SMOKE)
     ends(0, SMOKE)
-    model, test = task.load_model(), task.test_batch()
+    model, test = task.load_model(), task.held_out_batch()
     accuracy = (model(test).argmax(-1).T == test.targets).double().mean()
     close(accuracy, read_json(task.folder / "result.json")["metrics"]["token_accuracy"], 1e-6)
 
@@ -1897,7 +1898,7 @@ def test_packed_paragraphs_equal_those_read_one_by_one():
     for kind, pe in cases:
         task = lm_task(f"--model {kind} --pe {pe} --batch {predicting}")
         model, batch = task.make_model().double(), task.training_batch(1)  # an epoch
-        batches = batch, lm_wikitext.pad_to_few_sizes(batch, 32, 40)
+        batches = batch, lm_wikitext.pad_to_bucket(batch, 32, 40)
         for engine in PLAIN, FAST:
             check_packed(task, model, engine, batches)
         with as_on_cuda():
@@ -2029,7 +2030,7 @@ def test_cuda_trials_are_the_cpus():
         cases += [(command, "cuda", way) for way in ways]
     write_shakespeare()
     write_lm_tokens()
-    with ThreadPoolExecutor(min(8, machine.cores())) as pool:
+    with ThreadPoolExecutor(min(8, machine.available_cores())) as pool:
         found = dict(zip(cases, pool.map(measure_trial, cases)))
     wrong = []  # all that is, since GPU time is dear
     for (command, where, way), got in found.items():

@@ -6,7 +6,7 @@
     in   3 1 4 _ _ _ _ _        _ is the command token; time steps 1 .. 2L, here with L = 4
     out  . . . 4 1 3 . .        . is not scored
 
-The length of each row is random (Appendix B). Shorter rows are padded with commands.
+The length of each sequence is random (Appendix B). Shorter ones are padded with commands.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -14,9 +14,15 @@ from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's sl
 import torch
 import torch.nn.functional as F
 
-from common import TEST_STREAM, UsageError, distinct_rows, splitmix64_mix, uniform_integers
-from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, compare_random_and_learned
-from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, cross, name_model
+from common import (
+    HELD_OUT_STREAM,
+    UsageError,
+    distinct_sequences,
+    splitmix64_mix,
+    uniform_integers,
+)
+from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, random_and_learned_contrasts
+from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, cross, model_label
 from suite.task import Flag
 
 
@@ -34,11 +40,13 @@ class VariableLength(Reverse):
             at_least=1,
         )
     ]
-    unused_flags = ["encode"]  # the first target step differs between rows
+    unused_flags = ["encode"]  # the first target step differs between sequences
 
     def check(self):
         if self.args.min_length > self.length:
-            raise UsageError(f"--min-length exceeds --length {self.length}")
+            raise UsageError(
+                f"--min-length {self.args.min_length} exceeds --length {self.length}"
+            )
         super().check()
 
     def input_lengths(self):
@@ -46,38 +54,40 @@ class VariableLength(Reverse):
         return range(self.args.min_length, self.length + 1)
 
     def draw(self, rng_key, shape):
-        """Draw rows of random length, padded with commands to (*shape, L)."""
-        rows = super().draw(rng_key, shape)
+        """Draw sequences of random length, padded with commands to (*shape, L)."""
+        sequences = super().draw(rng_key, shape)
         length_key = splitmix64_mix(rng_key)  # of a second, independent stream
         extra = uniform_integers(length_key, (*shape, 1), len(self.input_lengths()))
         lengths = self.args.min_length + extra
-        padding = torch.arange(self.length, device=rows.device) >= lengths
-        return rows.masked_fill(padding, self.vocab)
+        padding = torch.arange(self.length, device=sequences.device) >= lengths
+        return sequences.masked_fill(padding, self.vocab)
 
-    def make_batch(self, rows):
-        """Make a batch as in reverse.py, with targets right after each row's last integer."""
-        lengths = (rows < self.vocab).sum(1, keepdim=True)  # (B, 1)
-        j = torch.arange(self.length, device=rows.device)  # index of a target
-        targets = rows.gather(1, (lengths - 1 - j).clamp(min=0))
+    def make_batch(self, sequences):
+        """Make a batch as in reverse.py, with targets right after the last integers."""
+        lengths = (sequences < self.vocab).sum(1, keepdim=True)  # (B, 1)
+        j = torch.arange(self.length, device=sequences.device)  # index of a target
+        targets = sequences.gather(1, (lengths - 1 - j).clamp(min=0))
         steps = (lengths + j).clamp(max=2 * self.length - 1)
-        return self.batch_with_commands(rows, targets, steps, mask=j < lengths)
+        return self.batch_with_commands(sequences, targets, steps, mask=j < lengths)
 
-    def test_rows(self, device):
-        """Draw --held-out rows of each length in turn, (N, L)."""
-        return torch.cat([self.test_rows_of_length(n, device) for n in self.input_lengths()])
+    def held_out_sequences(self, device):
+        """Draw --held-out sequences of each length in turn, (N, L)."""
+        return torch.cat([self.held_out_of_length(n, device) for n in self.input_lengths()])
 
-    def test_rows_of_length(self, length, device):
-        """Draw the --held-out rows of one length, (N, L), independently of other lengths."""
+    def held_out_of_length(self, length, device):
+        """Draw the --held-out sequences of one length, (N, L), from a stream of their own."""
 
         def draw(rng_key, shape):
             return uniform_integers(rng_key, (*shape, length), self.vocab)
 
         count = self.args.held_out
-        rows = distinct_rows(draw, count, self.seed, TEST_STREAM, length, device=device)
-        return F.pad(rows, (0, self.length - length), value=self.vocab)
+        sequences = distinct_sequences(
+            draw, count, self.seed, HELD_OUT_STREAM, length, device=device
+        )
+        return F.pad(sequences, (0, self.length - length), value=self.vocab)
 
-    def held_out_probability(self, rows):
-        """Return the probability of drawing a held-out row, averaged over lengths."""
+    def held_out_probability(self, sequences):
+        """Return the probability of a held-out sequence, averaged over lengths."""
         total = sum(self.vocab**-n for n in self.input_lengths())
         return self.args.held_out * total / len(self.input_lengths())
 
@@ -96,11 +106,11 @@ SMALL_REVERSAL_LSTM = dict(model="lstm", iterations=3000, **SMALL_REVERSAL)
 def length_curves(result):
     """Yield token accuracy over input length, as one curve."""
     points = {int(n): accuracy for n, accuracy in result.metrics["by_length"].items()}
-    yield name_model(result.flags["model"]), result.flags["pe"], points
+    yield model_label(result.flags["model"]), result.flags["pe"], points
 
 
 VariableLength.figures["fig11"] = Figure(
-    "Variable length",
+    "Reverse ordering, variable length",
     {
         "paper": cross(pe=NONE_AND_PE, **PAPER_LSTM, min_length=32),
         "desk": cross(**SMALL_REVERSAL_LSTM, pe=WITH_DUP, min_length=16),
@@ -115,7 +125,7 @@ VariableLength.figures["fig14"] = Figure(
         "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
         "desk": cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
     },
-    contrasts=compare_random_and_learned("dup"),
+    contrasts=random_and_learned_contrasts("dup"),
     x="pe",
 )
 

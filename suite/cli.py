@@ -2,7 +2,7 @@
 
     raise SystemExit(cli.main(Reverse))  # at the end of a script
 
-A flag's value comes from the figure's row, the command line, the scale or the paper, in this
+A flag's value comes from the figure's grid, the command line, the scale or the paper, in this
 order of precedence. `task_class` is a script's subclass of Task, `task` an instance (one
 trial), and `given` holds the flags given on the command line.
 """
@@ -69,11 +69,11 @@ EXECUTION_FLAGS = [
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
 FIGURE_RULES = """\
-A flag that the figure varies, such as --model, selects its trials. --seed replaces its seeds.
-Any other flag, such as --clip, is set in every trial."""
-NOTES = """
-exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 trial in use by another
-process, 75 interrupted by a signal (run again to resume)"""
+A flag that the figure sets, such as --model, selects trials. --seed replaces the seeds. Any
+other flag, such as --clip, applies to all trials."""
+EXIT_CODES = """
+exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 folder in use by another
+process or deleted, 75 interrupted by a signal (run again to resume)"""
 METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"}
 
 
@@ -103,14 +103,16 @@ def parse(task_class, argv):
     experiment = parser.add_argument_group("experiment")
     figures = parser.add_argument_group("all trials of a figure or table", FIGURE_RULES)
     execution = parser.add_argument_group("execution")
-    figure = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
+    figure_name = dict(nargs="?", choices=task_class.figures, metavar="FIGURE")
     figures.add_argument(
         "--list",
         help="print the commands of a figure's trials (default: of all figures)",
-        **figure,
+        **figure_name,
     )
     figures.add_argument(
-        "--all", help="run all unfinished trials of a figure, then print its table", **figure
+        "--all",
+        help="run all unfinished trials of a figure, then print its table",
+        **figure_name,
     )
     experiment.add_argument(
         "--scale", choices=task_class.scales, help="preset sizes, see below (default: paper)"
@@ -157,7 +159,7 @@ def epilog_lines(task_class):
     for name, figure in task_class.figures.items():
         sizes = [f"{scale} {len(trials)}" for scale, trials in figure.grids.items()]
         yield f"  {name}: {figure.title} ({', '.join(sizes)})"
-    yield NOTES
+    yield EXIT_CODES
     yield f"output: OUT/TASK/MODEL-PE-.../seedN/{task_class.result_file}, read by report.py"
 
 
@@ -208,7 +210,7 @@ def make_task(task_class, flags):
         raise UsageError("--seed accepts a range only with --list, --all and report.py")
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes the checkpoint that --evaluate needs")
-    # fp32 and tf32 share a trial
+    # Trials with fp32 and tf32 are not distinguished
     recorded = {"precision"} if args.precision == "bf16" else set()
     for name, flag in known.items():
         value = getattr(args, name)
@@ -248,27 +250,27 @@ def trial_folder(task_class, args, config, defaults):
 def trials_of_figure(task_class, given, figure_name):
     """Return the jobs.Trials of a figure (None: of all figures), without duplicates.
 
-    Given flags select rows by value; flags that a row lacks are added to its trials. Given
-    seeds replace the rows' seeds, and --index selects one trial.
+    Given flags select trials by value; flags that a trial does not set are added to it. Given
+    seeds replace the figure's seeds, and --index selects one trial.
     """
     scale, trials = given.get("scale", "paper"), {}
     names = [figure_name] if figure_name else task_class.figures
-    rows = [row for name in names for row in task_class.figures[name].grids.get(scale, [])]
+    grid = [flags for name in names for flags in task_class.figures[name].grids.get(scale, [])]
     subject = f"{figure_name or task_class.script()} at --scale {scale}"
-    if not rows:
+    if not grid:
         figures = [task_class.figures[name] for name in names]
-        scales = dict.fromkeys(s for x in figures for s, rows in x.grids.items() if rows)
+        scales = dict.fromkeys(s for figure in figures for s, x in figure.grids.items() if x)
         raise UsageError(f"{subject} has no trials: use --scale {' or '.join(scales)}")
-    for row in rows:
-        if any(given.get(k, x) != x for k, x in row.items() if k != "seed"):
+    for preset in grid:
+        if any(given.get(k, x) != x for k, x in preset.items() if k != "seed"):
             continue
-        for flags in cross(**row | {"seed": given.get("seed", row["seed"])}):
+        for flags in cross(**preset | {"seed": given.get("seed", preset["seed"])}):
             task = make_task(task_class, given | flags)
-            argv = format_flags(flags | given | flags)  # row flags come first, and win
-            trials.setdefault(task.folder, jobs.Job(task, flags, argv))
+            argv = format_flags(flags | given | flags)  # the figure's come first, and win
+            trials.setdefault(task.folder, jobs.Trial(task, flags, argv))
     trials = list(trials.values())
     if not trials:
-        raise UsageError(f"{subject} has no trial with {mismatch(rows, given)}")
+        raise UsageError(f"{subject} has no trial with {mismatch(grid, given)}")
     if "index" not in given:
         return trials
     if given["index"] >= len(trials):
@@ -278,10 +280,10 @@ def trials_of_figure(task_class, given, figure_name):
     return [trials[given["index"]]]
 
 
-def mismatch(rows, given):
-    """Return, as text, a given flag whose value no row has, and the rows' values."""
+def mismatch(grid, given):
+    """Return, as text, a given flag whose value no trial has, and the trials' values."""
     for flag, value in given.items():
-        values = list(dict.fromkeys(str(row[flag]) for row in rows if flag in row))
+        values = list(dict.fromkeys(str(flags[flag]) for flags in grid if flag in flags))
         if flag != "seed" and values and str(value) not in values:
             return f"{option_string(flag)} {value} (choose from {', '.join(values)})"
     return "this combination of flags"
@@ -312,7 +314,7 @@ def dispatch(task_class):
 
 
 def cpu_warning(task, given):
-    """Return a warning if a trial would run at paper scale on a CPU by default, or None."""
+    """Return a warning if the paper's scale would run on a CPU by default, else None."""
     explicit = given.keys() & {"scale", "device", "iterations"}
     if not explicit and machine.choose_device(task.args).type == "cpu":
         smaller = ", ".join(name for name in task.scales if name != "paper")
@@ -320,7 +322,8 @@ def cpu_warning(task, given):
         return f"paper scale needs a GPU ({time}); smaller scales: {smaller}"
 
 
-def load_inputs(task):
+def prepare_inputs(task):
+    """Check --evaluate, then load what the trial reads, such as a text."""
     if task.args.evaluate and not (task.folder / "result.json").exists():
         raise UsageError(f"--evaluate needs a finished trial: {task.folder}")
     task.load_inputs()
@@ -329,19 +332,19 @@ def load_inputs(task):
 def run_one(task, given):
     if warning := cpu_warning(task, given):
         print(f"warning: {warning}")
-    load_inputs(task)
+    prepare_inputs(task)
     return task.run() if task.run else training.train(task)
 
 
 def run_many(task_class, given, trials):
     """Run all trials in parallel processes, then report.py."""
     for trial in trials:  # report a missing text once, not in every trial
-        load_inputs(trial.task)
+        prepare_inputs(trial.task)
     first = trials[0].task
     first.prepare_data("cpu")  # likewise report flags that leave no training data
     slots = machine.job_slots(first.args)
     script = sys.modules[task_class.__module__].__file__
-    with stop.deferred():  # a pending signal takes effect at its end
+    with stop.deferred():  # a signal takes effect at the end of the block
         code = jobs.run(script, trials, first.args.jobs or len(slots), slots)
     report = Path(__file__).parents[1] / "report.py"
     shown = {flag: x for flag, x in given.items() if flag not in ("overwrite", "evaluate")}
@@ -359,7 +362,7 @@ class TolerantStream(io.TextIOWrapper):
             super().write(text)
 
 
-def tolerate_errors(stream):
+def tolerant(stream):
     """Return an unbuffered stream to the same file that ignores write errors."""
     if stream is None:  # the stream is closed
         return open(os.devnull, "w")
@@ -369,12 +372,12 @@ def tolerate_errors(stream):
     return stream
 
 
-def run_script(name, work):
-    """Run work(); print expected errors in one line; return the exit code."""
-    sys.stdout, sys.stderr = tolerate_errors(sys.stdout), tolerate_errors(sys.stderr)
+def run_script(name, main):
+    """Call main(); print expected errors in one line; return the exit code."""
+    sys.stdout, sys.stderr = tolerant(sys.stdout), tolerant(sys.stderr)
     stop.install()
     try:
-        return work()
+        return main()
     except UsageError as error:
         code, message = files.BAD_FLAGS, f"error: {error}"
     except files.Exit as error:

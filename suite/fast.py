@@ -2,7 +2,7 @@
 
 Tokens and time steps are projected separately, once each: a layer's input is
 by_token[token] + by_step[t]. GRU and LSTM use rnn_kernels.py, which defines U, G and sizes.
-S4D convolves only at target steps, and convolves inputs shared by all rows only once.
+S4D convolves only at target steps, and inputs that all sequences share only once.
 """
 
 import math
@@ -19,12 +19,12 @@ SUPPORTED_LAYERS = common.GRU, common.LSTM, common.S4D
 
 # -- Layers: their input projections; S4D's forward pass
 def input_projection(layer):
-    """Return the input weight (G, E or 2E) and the summed bias (G,)."""
+    """Return the input weight (G, E or 2E; S4D: G = H), and all biases in one (G,)."""
     if isinstance(layer, common.S4D):
         return layer.project.weight, layer.project.bias
     bias = layer.bias_hh_l0
     H = layer.hidden_size
-    if isinstance(layer, common.GRU):  # the candidate's b_hn is scaled by the reset gate
+    if isinstance(layer, common.GRU):  # except b_hn, which the reset gate scales
         bias = F.pad(bias[:-H], (0, H))
     return layer.weight_ih_l0, layer.bias_ih_l0 + bias
 
@@ -51,14 +51,15 @@ def kernel_tables(layer, n_steps):
     A_abs2 = A_real * A_real + A_imag * A_imag
     ratio = [x / A_abs2 for x in complex_mul((real - 1, imag), (A_real, -A_imag))]
     weights = complex_mul(layer.C.unsqueeze(-2).unbind(-1), ratio)
-    # Kernel at lag l = stride i + j: row i, column j
+    # Lag l = stride i + j
     stride = math.isqrt(n_steps - 1) + 1
     lags = torch.arange(n_steps, device=dt.device)
-    coarse, fine = lags[::stride], lags[:stride]
-    real, imag = complex_mul(weights, complex_exp(dtA_real * coarse, dtA_imag * coarse))
-    rows = torch.cat([real, -imag], 1)
-    columns = torch.cat(complex_exp(dtA_real * fine, dtA_imag * fine), 1)
-    return rows, columns
+    coarse_lags, fine_lags = lags[::stride], lags[:stride]
+    exponentials = complex_exp(dtA_real * coarse_lags, dtA_imag * coarse_lags)
+    real, imag = complex_mul(weights, exponentials)
+    coarse = torch.cat([real, -imag], 1)
+    fine = torch.cat(complex_exp(dtA_real * fine_lags, dtA_imag * fine_lags), 1)
+    return coarse, fine
 
 
 def s4d_features(layer, by_token, by_step, tokens, steps, compiled):
@@ -68,17 +69,17 @@ def s4d_features(layer, by_token, by_step, tokens, steps, compiled):
     n = len(tokens)
     u = F.embedding(tokens, by_token)
     u = (u + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
-    shared = by_step[n:stop].T[..., None]  # (H, stop - n, 1): all rows share these inputs
+    shared = by_step[n:stop].T[..., None]  # (H, stop - n, 1): shared by all sequences
 
-    rows, columns = maybe_compile(kernel_tables, compiled)(layer, stop)
-    kernel = layer.kernel_from_tables(rows, columns, stop)
+    coarse, fine = maybe_compile(kernel_tables, compiled)(layer, stop)
+    kernel = layer.kernel_from_tables(coarse, fine, stop)
     flipped_kernel = F.pad(kernel.flip(1), (0, stop - start - 1))
-    toeplitz = flipped_kernel.unfold(1, n, 1)[:, : stop - start]  # (H, M, n), last step first
-    y = toeplitz.contiguous() @ u.contiguous()
+    hankel = flipped_kernel.unfold(1, n, 1)[:, : stop - start]  # (H, M, n), last step first
+    y = hankel.contiguous() @ u.contiguous()
     skip = u[:, start:]  # the skip connection's input
     if n < stop:
-        toeplitz = flipped_kernel[:, n:].unfold(1, stop - n, 1).contiguous()
-        y = y + toeplitz @ shared
+        hankel = flipped_kernel[:, n:].unfold(1, stop - n, 1).contiguous()
+        y = y + hankel @ shared
         repeated = shared[:, max(0, start - n) :].expand(-1, -1, u.shape[2])
         skip = torch.cat([skip, repeated], 1)
     y = y.flip(1) + layer.D[:, None, None] * skip
@@ -110,9 +111,9 @@ def features(model, batch, compiled):
         sizes = [B] * T
         inputs = inputs[:, : T - n_commands].T  # (T - n_commands, B)
     embeddings, tokens = model.embedding.weight, inputs
-    if inputs.is_cpu:  # on a GPU, torch.unique would synchronise with the host
+    if inputs.is_cpu:  # project only tokens in the batch; on a GPU, `unique` would synchronise
         used, tokens = inputs.unique(return_inverse=True)
-        used = F.pad(used, (0, 1), value=len(embeddings) - 1)  # and the command, which is last
+        used = F.pad(used, (0, 1), value=len(embeddings) - 1)  # and the command, the last token
         embeddings = model.embedding(used)
     by_token, by_step = project_inputs(model, embeddings, len(sizes))
     if n_commands:

@@ -16,69 +16,73 @@ CONTROLS = ["constant", "dup"]  # same input size as with PE, but no position
 
 
 def cross(**flags):
-    """Return all combinations; cross(vocab=[256, 512]) gives ten trials, five seeds each."""
+    """Return a grid of trials: all combinations of the flags' values; default: five seeds."""
     flags.setdefault("seed", range(5))  # as in the paper
     choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
     return [dict(zip(flags, values)) for values in itertools.product(*choices)]
 
 
 # -- Definition of a figure
-class Measure(NamedTuple):
-    """A metric of each trial, or a summary of trials that differ only in flags in `over`."""
+class Metric(NamedTuple):
+    """A metric of single trials or, if `across` names flags, a summary across their values.
+
+    K95, for example, summarises trials that differ only in K.
+    """
 
     label: str
-    over: tuple = ()
+    across: tuple = ()
     compute: Callable | None = None  # [Result] -> a number, possibly censored
     display: Callable = float  # transform for display, such as exp2 of logarithms
     unit: str = ""
 
-    def of(self, results):
+    def evaluate(self, results):
         """Return the value; None if trials are missing, or fewer than three for a summary."""
-        if not self.over:
+        if not self.across:
             return results[0].by_label.get(self.label)
         complete = all("token accuracy" in result.by_label for result in results)
         return self.compute(results) if complete and len(results) > 2 else None
 
 
-def as_measure(measure):
-    """Return a Measure, given one or a metric's label."""
-    return measure if isinstance(measure, Measure) else Measure(measure)
+def as_metric(metric):
+    """Return a Metric, given one or its label."""
+    return metric if isinstance(metric, Metric) else Metric(metric)
 
 
 class Contrast(NamedTuple):
-    """A difference between arms of a grid, selected by flags; lists of arms are summed."""
+    """The difference plus - minus of trials selected by flags; lists are summed."""
 
     label: str
-    high: dict | list
-    low: dict | list
+    plus: dict | list
+    minus: dict | list
     paired: bool = False  # pair trials by seed
-    measure: str = ""  # default: the figure's first metric
+    metric: str = ""  # default: the figure's first metric
 
     def terms(self):
-        """Yield (sign, flags of an arm)."""
-        for sign, side in (1, self.high), (-1, self.low):
-            arms = side if isinstance(side, list) else [side]
-            for arm in arms:
-                yield sign, arm
+        """Yield (sign, flags that select trials)."""
+        for sign, side in (1, self.plus), (-1, self.minus):
+            for flags in side if isinstance(side, list) else [side]:
+                yield sign, flags
 
 
-def compare_encodings(high, low):
+def encoding_contrast(plus, minus):
     """Return the Contrast of two encodings, such as PE - no PE."""
-    names = [ENCODING_NAMES.get(pe, pe) for pe in (high, low)]
-    return Contrast(" - ".join(names), dict(pe=high), dict(pe=low))
+    names = [ENCODING_NAMES.get(pe, pe) for pe in (plus, minus)]
+    return Contrast(" - ".join(names), dict(pe=plus), dict(pe=minus))
 
 
-def compare_gains(label, high, low, baseline="none", measure=""):
-    """Return the Contrast of PE's gains over a baseline in two cells."""
+def gain_difference(label, plus, minus, baseline="none", metric=""):
+    """Return the Contrast of PE's gains in two settings, a difference in differences."""
     base, sin = dict(pe=baseline), dict(pe="sin")
-    return Contrast(label, [high | sin, low | base], [high | base, low | sin], measure=measure)
+    return Contrast(
+        label, [plus | sin, minus | base], [plus | base, minus | sin], metric=metric
+    )
 
 
 class Claim(NamedTuple):
     """A preregistered claim: PE exceeds no PE and the control, or `contrast` is positive."""
 
     family: str  # claims that are Holm-corrected together
-    measure: str | Measure
+    metric: str | Metric
     cell: dict  # flags that select its trials
     contrast: Contrast | None = None
 
@@ -102,19 +106,19 @@ class Figure(NamedTuple):
     claims: tuple = ()
     tuned: tuple = ()  # flags tuned per encoding, which do not define cells
     note: str = ""
-    # Plots show each metric over flag x, one line per encoding, or `curves` if given. x can
-    # also be "pe", or ("pe", flag, ...): points side by side for each setting of the flags
+    # x axis of the plots: a flag (one line per encoding); "pe" or ("pe", flag, ...), where each
+    # combination of the flags' values is a category; with `curves`, a label
     x: str | tuple = "vocab"
     curves: Callable | None = None  # Result -> iterable of (panel, encoding, {x: y})
     y: str = "token accuracy"  # y label of the curves
     plot: bool = True
 
 
-# -- Results and measurements
+# -- Results and values of metrics
 class Result(NamedTuple):
     """A trial of a figure; an unfinished one has only flags."""
 
-    flags: dict  # its row of the figure's grid
+    flags: dict  # as in the figure's grid
     metrics: dict = {}  # of result.json
     config: dict = {}
     folder: Path | None = None
@@ -124,34 +128,36 @@ class Result(NamedTuple):
     curves: tuple = ()  # those of Figure.curves
 
     @property
-    def curve_csv(self):
+    def training_curve(self):
         """Return curve.csv as an array with named columns, such as "loss"."""
         path = self.folder / "curve.csv"
         return np.genfromtxt(path, delimiter=",", names=True, ndmin=1)
 
 
-class Measurement(NamedTuple):
-    """The value of a Measure for one trial or group of trials."""
+class MetricValue(NamedTuple):
+    """The value of a Metric for one trial or, for a summary, a group of trials."""
 
     flags: dict  # flags that its trials share
-    value: float | None  # None: a trial is missing, or lacks the metric
+    value: float | None  # None: trials are missing, or lack the metric
 
 
-def measurements(results, measure):
-    """Return one Measurement per trial or, for a summary, per group of trials."""
+def evaluate_metric(results, metric):
+    """Return a MetricValue for each trial or, for a summary, for each group of trials."""
     groups = defaultdict(list)
     for result in results:
-        shared = {f: x for f, x in result.flags.items() if f not in measure.over}
+        shared = {f: x for f, x in result.flags.items() if f not in metric.across}
         groups[tuple(shared.items())].append(result)
-    return [Measurement(dict(shared), measure.of(group)) for shared, group in groups.items()]
+    return [
+        MetricValue(dict(shared), metric.evaluate(group)) for shared, group in groups.items()
+    ]
 
 
 def matching(items, flags):
-    """Return the Results or Measurements with these flags; None matches a missing flag."""
+    """Return the Results or MetricValues with these flags; None matches a missing flag."""
     return [x for x in items if all(x.flags.get(f) == value for f, value in flags.items())]
 
 
-def finished_of(results):
+def finished_results(results):
     return [result for result in results if result.config]
 
 
@@ -174,31 +180,31 @@ CAPTIONS = {
 }
 
 
-def name_model(model):
+def model_label(model):
     return {"mingru": "minGRU", "mamba": "Mamba"}.get(model, model.upper())
 
 
-def name_flag(flag):
+def flag_label(flag):
     return FLAG_NAMES.get(flag, flag.replace("_", " "))
 
 
-def name_cell(flags):
+def cell_labels(flags):
     """Return labels such as ["GRU", "K = 32"], without flags that are None."""
     names = []
     for flag, value in flags.items():
         if value is not None:
-            caption = CAPTIONS.get(flag, f"{name_flag(flag)} = {{}}")
-            names.append(name_model(value) if flag == "model" else caption.format(value))
+            caption = CAPTIONS.get(flag, f"{flag_label(flag)} = {{}}")
+            names.append(model_label(value) if flag == "model" else caption.format(value))
     return names
 
 
 # -- Summaries of accuracy over vocabulary size and training budget
-class CensoredBelow(float):
-    """The lower boundary of the grid: the true value lies below it."""
+class LeftCensored(float):
+    """The smallest value of the grid; the true value lies below it."""
 
 
-class CensoredAbove(float):
-    """The upper boundary of the grid: the true value lies above it."""
+class RightCensored(float):
+    """The largest value of the grid; the true value lies above it."""
 
 
 def accuracies_over(flag, results):
@@ -207,24 +213,24 @@ def accuracies_over(flag, results):
 
 
 def crossing(xs, ys, threshold):
-    """Return the first, interpolated x where ys fall below a threshold; may be censored."""
+    """Return the x at which ys first fall below a threshold: interpolated, or censored."""
     if ys[0] < threshold:
-        return CensoredBelow(xs[0])
+        return LeftCensored(xs[0])
     for (left, before), (right, after) in itertools.pairwise(zip(xs, ys)):
         if after < threshold:
             return left + (before - threshold) / (before - after) * (right - left)
-    return CensoredAbove(xs[-1])
+    return RightCensored(xs[-1])
 
 
 def k_at(accuracy):
-    """Return a Measure: log2 of the K at which token accuracy first falls below this."""
+    """Return a Metric: log2 of the K at which token accuracy first falls below this."""
 
     def compute(results):
         vocabs, ys = accuracies_over("vocab", results)
         return crossing(np.log2(vocabs), ys, accuracy)
 
     label = f"K at {accuracy:.0%} token accuracy (differences: in log2 K)"
-    return Measure(label, ("vocab",), compute, np.exp2)
+    return Metric(label, ("vocab",), compute, np.exp2)
 
 
 def mean_over_log2_k(results):
@@ -235,7 +241,7 @@ def mean_over_log2_k(results):
 
 
 def speed_up(label, log2_ratio):
-    """Return a Measure: log2 of the ratio of no PE's budget to PE's at the same accuracy.
+    """Return a Metric: log2 of (budget without PE / budget with PE) at the same accuracy.
 
     `log2_ratio` takes log2 of the budgets (1x: 0), and the accuracies without and with PE.
     """
@@ -243,28 +249,31 @@ def speed_up(label, log2_ratio):
     def compute(results):
         none, sin = matching(results, dict(pe="none")), matching(results, dict(pe="sin"))
         if not none or not sin:
-            return None  # one arm is not selected
+            return None  # flags select only one of them
         budgets, no_pe = accuracies_over("iterations", none)
         _, pe = accuracies_over("iterations", sin)
         return log2_ratio(np.log2(np.divide(budgets, budgets[0])), no_pe, pe)
 
-    return Measure(label, ("pe", "iterations", "lr"), compute, np.exp2, "x")
+    across = "pe", "iterations", "lr"  # lr may be tuned for each budget
+    return Metric(label, across, compute, np.exp2, "x")
 
 
-MEAN_ACCURACY = Measure("mean token accuracy over log2 K", ("vocab",), mean_over_log2_k)
+def log2_budget_to_match(log2_budgets, no_pe, pe):
+    """Return log2 of the budget at which no PE reaches the accuracy of PE at 1x."""
+    errors = np.subtract(1, no_pe)  # they fall with the budget
+    return crossing(log2_budgets, errors, 1 - pe[0])
+
+
+def log2_budget_saved(log2_budgets, no_pe, pe):
+    """Return log2 of (longest budget / budget at which PE reaches no PE's final accuracy)."""
+    log2_savings = log2_budgets[-1] - log2_budgets[::-1]  # from the longest budget down
+    return crossing(log2_savings, pe[::-1], no_pe[-1])
+
+
+MEAN_ACCURACY = Metric("mean token accuracy over log2 K", ("vocab",), mean_over_log2_k)
 K95, K80 = k_at(0.95), k_at(0.80)
 K_SUMMARIES = MEAN_ACCURACY, K95, K80
 SPEED_UPS = (
-    speed_up(
-        "speed-up from PE, to the accuracy of PE at 1x",
-        # log2(budget at which no PE reaches it / 1x); negated, as `crossing` expects a fall
-        lambda log2_budgets, no_pe, pe: crossing(log2_budgets, np.negative(no_pe), -pe[0]),
-    ),
-    speed_up(
-        "speed-up from PE, to the final accuracy of no PE",
-        # log2(longest budget / budget at which PE reaches it)
-        lambda log2_budgets, no_pe, pe: crossing(
-            log2_budgets[-1] - log2_budgets[::-1], pe[::-1], no_pe[-1]
-        ),
-    ),
+    speed_up("speed-up from PE, to the accuracy of PE at 1x", log2_budget_to_match),
+    speed_up("speed-up from PE, to the final accuracy of no PE", log2_budget_saved),
 )

@@ -14,7 +14,7 @@ from common import UsageError
 from suite.figures import chance
 
 # 0: success; 75: stopped; --all returns the largest of its trials' codes
-FAILED, BAD_FLAGS, NOT_FINITE, RUNNING_ELSEWHERE = 1, 2, 3, 73
+FAILED, BAD_FLAGS, NOT_FINITE, FOLDER_UNAVAILABLE = 1, 2, 3, 73
 
 
 class Exit(Exception):
@@ -103,7 +103,8 @@ def require_lock(path):
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / "lock")):
                     continue
-            raise Exit(RUNNING_ELSEWHERE, f"{folder} was deleted or renamed; nothing is saved")
+            message = f"{folder} was deleted or renamed; stopping without saving"
+            raise Exit(FOLDER_UNAVAILABLE, message)
 
 
 @contextlib.contextmanager
@@ -114,7 +115,7 @@ def lock(folder):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Exit(RUNNING_ELSEWHERE, f"{folder} is in use by another process") from None
+            raise Exit(FOLDER_UNAVAILABLE, f"{folder} is in use by another process") from None
         LOCKS[folder] = file
         try:
             yield
@@ -142,7 +143,7 @@ def require_same_flags(stored, ours):
     names = sorted(stored.keys() | ours.keys())
     differ = [name for name in names if stored.get(name) != ours.get(name)]
     if differ:
-        diff = ", ".join(f"{k} {stored.get(k)} saved, {ours.get(k)} given" for k in differ)
+        diff = ", ".join(f"{k} {stored.get(k)} in the file, not {ours.get(k)}" for k in differ)
         raise UsageError(f"was made with different flags or text: {diff}")
 
 
@@ -173,15 +174,15 @@ def print_result(task):
             print_example(**example)
         for name, value in result["metrics"].items():
             if isinstance(value, int | float):
-                by_chance = f" (chance: {chance(task):.3g})" if name == "token_accuracy" else ""
+                note = f" (chance: {chance(task):.3g})" if name == "token_accuracy" else ""
                 label = name.replace("damerau_levenshtein", "edit distance").replace("_", " ")
                 number = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
-                print(f"{label}: {number}{by_chance}")
+                print(f"{label}: {number}{note}")
     return 0
 
 
 def print_example(inputs, targets, predictions):
-    """Print up to 16 integers of each row; stars mark wrong predictions."""
+    """Print the first 16 tokens of an example; stars mark wrong predictions."""
     print(f"test example{', first 16 tokens' if len(inputs) > 16 else ''} (* = wrong)")
     marked = [x if x == target else f"{x}*" for x, target in zip(predictions, targets)]
     width = max(len(str(x)) for x in (*inputs, *marked))

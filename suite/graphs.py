@@ -9,10 +9,10 @@ import torch
 # -- Compiling
 @functools.cache
 def maybe_compile(function, compiled):
-    """Return the function; if `compiled`, compiled for static and later for dynamic shapes."""
+    """Return torch.compile(function) if `compiled`, else the function itself."""
     if not compiled:
         return function
-    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.recompile_limit = 64  # many shapes: packed batches
     return torch.compile(function)
 
 
@@ -31,10 +31,10 @@ def compile_works():
 def capture(step, mutable_tensors, pool):
     """Return a CUDA graph of `step`, which changes mutable_tensors().
 
-    Warm-up leaves these and the random generators unchanged.
+    After the warm-up, these and the states of the random generators are restored.
     """
     before = {x: x.detach().clone() for x in mutable_tensors()}
-    # Adam warns outside a graph
+    # Adam with capturable=True warns outside a graph
     quiet = warnings.catch_warnings(action="ignore")
     with quiet, torch.random.fork_rng([torch.cuda.current_device()]):
         for _ in range(3):  # warm-up
@@ -54,8 +54,8 @@ def capture(step, mutable_tensors, pool):
 def make_replay(step, mutable_tensors):
     """Return a function that replays step(inputs) as a CUDA graph, one for each input shape.
 
-    Before a replay, inputs are copied into those captured for their shapes. All graphs share
-    a memory pool, as none keeps data in it between iterations.
+    Before a replay, inputs are copied into the tensors that were captured for their shapes. All
+    graphs share a memory pool, since none keeps data in it between iterations.
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()
 

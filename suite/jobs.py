@@ -14,18 +14,18 @@ from typing import NamedTuple
 from common import UsageError
 from suite import files, machine, stop
 from suite.files import FAILED, Exit
-from suite.progress import LiveLine, format_time_left
+from suite.progress import ProgressLine, format_time_left
 from suite.task import Task
 
 libc = ctypes.CDLL(None)
 PROGRESS_KEYS = "fraction", "accuracy", "duration"  # in progress.json
 
 
-class Job(NamedTuple):
-    """A trial to run: its task, grid row and command line."""
+class Trial(NamedTuple):
+    """A trial of a figure: its task, flags and command line."""
 
     task: Task
-    flags: dict  # its row of the figure's grid
+    flags: dict  # as in the figure's grid
     argv: list  # command-line arguments after the script
 
     @property
@@ -34,15 +34,19 @@ class Job(NamedTuple):
 
 
 def run(script, trials, n_parallel, slots):
-    """Run the unfinished trials, stopping at a signal; return the largest exit code."""
+    """Run the unfinished trials until done or a signal; return the largest exit code.
+
+    A trial killed by a signal counts as failed.
+    """
     waiting = [trial for trial in trials if not can_skip(trial.task)]
     free_slots = list(itertools.islice(itertools.cycle(slots), n_parallel))
     exit_codes = [0] * (len(trials) - len(waiting))  # of finished trials
-    running, progress, line = {}, {}, LiveLine()  # running: {process: (its Job, its GPU)}
+    running, progress, line = {}, {}, ProgressLine()  # running: {process: (trial, GPU)}
 
     def format_progress():
         active = [trial for trial, _ in running.values()]
-        left = refresh_time_left(active + waiting, progress, n_parallel)
+        read_progress(active + waiting, progress)
+        left = format_eta(active + waiting, progress, n_parallel)
         accuracies = format_accuracies(active, progress)
         return f"{exit_codes.count(0)} of {len(trials)} trials done{left}{accuracies}"
 
@@ -53,7 +57,7 @@ def run(script, trials, n_parallel, slots):
                 trial, gpu = waiting.pop(0), free_slots.pop(0)
                 try:
                     running[start(script, trial, n_parallel, gpu)] = trial, gpu
-                except FileExistsError as error:  # a file in the way; others go on
+                except FileExistsError as error:  # a file has the folder's name
                     print(error)
                     exit_codes.append(FAILED)
                     free_slots.append(gpu)
@@ -66,7 +70,7 @@ def run(script, trials, n_parallel, slots):
                     print(f"exit code {process.returncode}, see {trial.folder / 'log.txt'}")
             line.update(format_progress)
             time.sleep(0.05)
-    finally:  # end all jobs, whatever the exception
+    finally:  # end all processes, whatever happens
         line.clear()
         for process in running:
             process.terminate()
@@ -78,7 +82,9 @@ def run(script, trials, n_parallel, slots):
 def start(script, trial, n_parallel, gpu):
     """Start a trial's process, which writes to log.txt in the trial's folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
-    environment = {"OMP_NUM_THREADS": str(max(1, machine.cores() // n_parallel))} | os.environ
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, machine.available_cores() // n_parallel))
+    } | os.environ
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     with open(trial.folder / "log.txt", "a") as log:
@@ -92,17 +98,21 @@ def start(script, trial, n_parallel, gpu):
         )
 
 
-def refresh_time_left(trials, progress, n_parallel):
-    """Return the estimated time left; update `progress` from each progress.json.
-
-    Trials without progress are assumed to take the mean duration of the others.
-    """
+def read_progress(trials, progress):
+    """Update `progress`, {folder: content of its progress.json}."""
     for trial in trials:
         path = trial.folder / "progress.json"
         # A power cut may have damaged the file
         with contextlib.suppress(Exit), files.prefix_errors(path):
             if content := files.read_json(path):
                 progress[trial.folder] = {name: float(content[name]) for name in PROGRESS_KEYS}
+
+
+def format_eta(trials, progress, n_parallel):
+    """Return ", H:MM:SS left", or "" if no trial has made progress.
+
+    Other trials are assumed to take the mean duration.
+    """
     if not progress or not trials:
         return ""
     mean = statistics.mean(x["duration"] for x in progress.values())
@@ -113,7 +123,7 @@ def refresh_time_left(trials, progress, n_parallel):
 
 
 def format_accuracies(trials, progress):
-    """Return the latest training accuracy of each trial that has one."""
+    """Return the latest training accuracies of running trials, as text."""
     latest = [progress[trial.folder] for trial in trials if trial.folder in progress]
     accuracies = [f"{x['accuracy']:.2f}" for x in latest]
     return f"  train accuracy of running trials: {', '.join(accuracies)}" if latest else ""
@@ -126,7 +136,7 @@ def can_skip(task):
 
 
 def end_with_parent():
-    """Make a job save and exit when its parent dies, even by SIGKILL (Linux only)."""
+    """Make a trial save and exit when its parent dies, even by SIGKILL (Linux only)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # from Linux's prctl.h
         libc.prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -19,13 +19,13 @@ from suite import fast, graphs
 
 # Opt in to transparent huge pages, which save 10% of a CPU iteration
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-if sys.platform == "linux":  # reuse freed memory: another 10%
+if sys.platform == "linux":  # keep freed memory in the process: another 10%
     M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
     ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
 
 
-def cores():
+def available_cores():
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()  # macOS
@@ -41,9 +41,9 @@ def choose_device(args):
 
 
 def job_slots(args):
-    """Return CUDA_VISIBLE_DEVICES of each parallel job: one GPU each, or None per CPU core."""
+    """Return a GPU for each parallel trial, or None for each CPU core."""
     if choose_device(args).type == "cpu":
-        return [None] * cores()
+        return [None] * available_cores()
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     return [str(n) for n in range(torch.cuda.device_count())]
@@ -69,11 +69,11 @@ class Engine(NamedTuple):
 
 
 @functools.cache
-def onednn_is_exact():
-    """Return whether oneDNN's float32 matmuls keep full precision.
+def onednn_keeps_fp32():
+    """Return whether oneDNN multiplies float32 matrices in full precision.
 
-    PyTorch uses oneDNN only under the setting "bf16". With it, oneDNN rounds to bfloat16 on
-    CPUs with bfloat16 matmul instructions.
+    PyTorch uses oneDNN only if fp32_precision is "bf16". On CPUs with bfloat16 matmul
+    instructions, oneDNN then rounds to bfloat16.
     """
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # `set_torch_options` resets it
@@ -82,7 +82,7 @@ def onednn_is_exact():
 
 
 def choose_engine(args, device):
-    """Return the engine, which depends only on flags and machine: a resumed trial keeps it."""
+    """Return the engine for these flags on this machine: the same if a trial is resumed."""
     cuda, name = device.type == "cuda", args.engine
     if name != "torch":
         layer, encoding = common.LAYERS[args.model], common.ENCODINGS[args.pe]
@@ -97,7 +97,7 @@ def choose_engine(args, device):
     compiled = cuda and name == "fast" and graphs.compile_works()
     precision = args.precision or ("tf32" if cuda else "fp32")
     large = args.hidden >= 128  # MKL is faster for small matmuls
-    onednn = not cuda and large and "AMD" in device_name(device) and onednn_is_exact()
+    onednn = not cuda and large and "AMD" in device_name(device) and onednn_keeps_fp32()
     graph = cuda and not args.no_graph
     return Engine(name, compiled, precision, graph, args.deterministic, onednn)
 
@@ -107,7 +107,7 @@ def set_torch_options(engine, device, hidden=512):
     precision = "ieee" if engine.precision == "fp32" else "tf32"  # bf16: tf32 outside autocast
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cudnn.rnn.fp32_precision = precision
-    # "bf16" selects oneDNN, see onednn_is_exact
+    # "bf16" selects oneDNN, see onednn_keeps_fp32
     torch.backends.mkldnn.matmul.fp32_precision = "bf16" if engine.onednn else "none"
     if engine.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # read at the first CUDA matmul
@@ -135,11 +135,11 @@ def peak_memory(device):
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def git(*words):
+def git(*args):
     """Return the output of a git command in this folder; None if it fails."""
     try:
         return subprocess.check_output(
-            ["git", "--no-optional-locks", *words],
+            ["git", "--no-optional-locks", *args],
             cwd=Path(__file__).parent,
             stderr=subprocess.DEVNULL,
             errors="replace",

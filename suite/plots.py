@@ -14,8 +14,8 @@ import numpy as np
 
 from common import ENCODINGS
 from suite import files
-from suite.figures import chance, name_cell, name_model
-from suite.statistics import estimate
+from suite.figures import cell_labels, chance, model_label
+from suite.stats import estimate
 
 # Encodings have the same colour and marker in all plots; those that a script adds come last.
 # The palette is safe for colour-blind readers
@@ -32,7 +32,7 @@ NAMES = {  # in legends and on axes
     "vocab": "vocabulary size K",
     "iterations": "training budget",
     "pe": "encoding",
-    "edit distance": "edit distance\n(of {}; lower is better)",
+    "edit distance": "edit distance\n(out of {}; lower is better)",
 }
 THIN_LINE = dict(color="#666666", linewidth=0.7)
 RC_PARAMS = {
@@ -55,7 +55,7 @@ def x_value(figure, result):
     if isinstance(figure.x, str):
         return result.config[figure.x]
     cell = {flag: result.flags.get(flag) for flag in figure.x[1:]}
-    return "\n".join(textwrap.fill(name, 14) for name in name_cell(cell)) or "default"
+    return "\n".join(textwrap.fill(name, 14) for name in cell_labels(cell)) or "default"
 
 
 def lines_of(figure, result):
@@ -64,7 +64,7 @@ def lines_of(figure, result):
         for line in result.curves:
             yield figure.y, *line
         return
-    title, encoding = name_model(result.config["model"]), result.flags["pe"]
+    title, encoding = model_label(result.config["model"]), result.flags["pe"]
     x = x_value(figure, result)
     for metric, y in result.by_label.items():
         yield metric, title, encoding, {x: y}
@@ -74,7 +74,7 @@ def lines_of(figure, result):
 
 # -- Drawing
 def plot(figure, results, path):
-    """Write an SVG with a row per metric and a column per model, or with panels of curves."""
+    """Write an SVG with a panel per metric and model, or per set of curves; four per row."""
     import matplotlib.figure
 
     panels = defaultdict(lambda: defaultdict(list))  # {(metric, title): panel}
@@ -92,7 +92,7 @@ def plot(figure, results, path):
     styles = dict(zip(encodings, itertools.cycle(zip(COLORS.split(), MARKERS))))
     n_columns = min(4, len(titles))
     n_rows = math.ceil(len(metrics) * len(titles) / n_columns)
-    axes = {}  # {metric: its last Axes}, whose y range the next one shares
+    axes = {}  # {metric: its latest Axes}, to share the y range
     with matplotlib.rc_context(RC_PARAMS):
         size = max(7, 2.8 * n_columns), 2.4 * n_rows + 1
         fig = matplotlib.figure.Figure(size, layout="constrained")
@@ -123,7 +123,7 @@ def label_y(ax, metric, length):
 
 def draw_panel(ax, figure, panel, styles, chance_at):
     """Draw lines over numeric x, or points side by side over categories or a single x."""
-    encodings, xs = (list(dict.fromkeys(names)) for names in zip(*panel))
+    encodings, xs = (list(dict.fromkeys(values)) for values in zip(*panel))
     if isinstance(figure.x, str):
         ax.set_xlabel(NAMES.get(figure.x, figure.x))
         xs.sort()

@@ -11,7 +11,7 @@ def format_time_left(seconds):
     return f"{datetime.timedelta(seconds=round(seconds))} left"
 
 
-class LiveLine:
+class ProgressLine:
     """A progress line: redrawn every second on a terminal, printed every minute elsewhere."""
 
     def __init__(self):

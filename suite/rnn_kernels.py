@@ -16,7 +16,9 @@ their sum. The initial state is zero.
     prev (n, H)      the previous state of the rows at a step
     h (N, H)         the output
 
-In backward passes, h's gradient is d_out (from the readout) plus d_h (from the next step).
+In backward passes, h's gradient is d_out (from the readout) plus d_h (from the next step,
+through W). d_state is the state's gradient; in a GRU, where h is the state, it is the part
+that does not pass through W, and is added, too.
 """
 
 from functools import partial
@@ -47,12 +49,12 @@ tanh_backward = torch.ops.aten.tanh_backward.grad_input
 class LSTMCell:
     @staticmethod
     def preactivations(x, product, bias):
-        """Sum x (by_token + by_step) and product (W h_prev) into pre-activations."""
+        """Combine x (by_token + by_step) and product (W h_prev) into gate pre-activations."""
         return (x + product).chunk(4, -1)
 
     @staticmethod
     def update(i, f, g, o, c):
-        """Map pre-activations and previous state to the new state and output."""
+        """Return the new state and the output, given pre-activations and the previous state."""
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         return c, o.sigmoid() * c.tanh()
 
@@ -72,8 +74,8 @@ class LSTMCell:
     ):
         """Overwrite the gates with their pre-activation gradients.
 
-        tanh(x) = 1 - 2s has derivative 4s(1 - s): sigmoid_backward lacks the factor 4.
-        `d_gate_views` are views of `scratch`.
+        tanh(a) = 1 - 2s has derivative 4s(1 - s), and sigmoid_backward computes s(1 - s): the
+        factor 4 is applied here. `d_gate_views` are views of `scratch`.
         """
         i, f, s, o = gate_views
         d_i, d_f, d_s, d_o = d_gate_views
@@ -97,7 +99,7 @@ class GRUCell:
 
     @staticmethod
     def update(q, r, z, n, h):
-        """Take q = W_hn h + b_hn, which the reset gate r multiplies."""
+        """Return the new state twice, as the output is the state; q = W_hn h + b_hn."""
         n = (n + r.sigmoid() * q).tanh()
         h = n + z.sigmoid() * (h - n)
         return h, h
@@ -119,7 +121,7 @@ class GRUCell:
         _, d_r, d_z, d_n = d_gate_views
         d = d_h.add_(d_state).add_(d_out)
         torch.sub(prev, n, out=d_z).mul_(d)
-        torch.mul(d, z, out=d_state)  # d_h_prev
+        torch.mul(d, z, out=d_state)  # d_h_prev, without the part through W
         torch.sub(d, d_state, out=d_n)  # d (1 - z)
         tanh_backward(d_n, n, grad_input=n)  # n now holds d(pre-activation)
         torch.mul(n, q, out=d_r)
@@ -156,7 +158,7 @@ def backward_step(cell, gate_views, prev, d_h, d_state, d_out, d_gate_views):
 
 # -- The scan: lists of views, one for each step, and the loop over steps
 def first_rows(x, sizes):
-    """Return x[:n] for each step's n; reuse views, whose creation costs a dispatch."""
+    """Return x[:n] for each n in sizes; views are shared, since creating one takes time."""
     views = {n: x[:n] for n in set(sizes)}
     return [views[n] for n in sizes]
 
@@ -177,7 +179,10 @@ def previous_states(state, sizes):
 
 
 def prefill_gates(by_token, by_step, tokens, sizes, weight, bias):
-    """For a CPU: return gates (N, 4H) with the inputs' part, and W.T; tanh's times -2."""
+    """For CPUs: return gates (N, 4H) that hold the inputs' part, and W.T.
+
+    Terms that enter a tanh are multiplied by -2.
+    """
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # inputs of tanh
@@ -216,7 +221,7 @@ class RecurrentScan(torch.autograd.Function):
         h = state if cpu and cell is GRUCell else by_token.new_empty(N, H)
         s_c = torch.empty_like(h) if cpu and cell is LSTMCell else h  # else unused
         weight_cast = weight.to(by_token.dtype)
-        extra = []  # more arguments of `step`, for each step
+        extra = []  # further arguments of `step`, for each step
         if cpu:
             gates, weight_T = prefill_gates(by_token, by_step, tokens, sizes, weight, bias)
             products, step = gates[:, :G].split(sizes), cell.step_in_place
@@ -232,6 +237,7 @@ class RecurrentScan(torch.autograd.Function):
         h_prev = previous_rows(h, sizes)
         for t, arguments in enumerate(zip(gate_views, prev, state.split(sizes), *extra)):
             if t:
+                # CPU: add to the prefilled gates; CUDA: overwrite the buffer
                 products[t].addmm_(h_prev[t - 1], weight_T, beta=int(cpu))
             step(*arguments)
         ctx.save_for_backward(gates, state, h, s_c, tokens, weight_cast)
@@ -286,7 +292,7 @@ def input_gradients(d_x, tokens, sizes, U, dtype):
 
 
 def recurrent_parameters(layer):
-    """Return the cell, weight (G, H) and bias (H,); a GRU's rows are ordered q, r, z."""
+    """Return the cell, weight (G, H; GRU: q, r, z) and the GRU's b_hn (H,); LSTMs ignore it."""
     weight, bias = layer.weight_hh_l0, layer.bias_hh_l0[-layer.hidden_size :]
     if isinstance(layer, torch.nn.LSTM):
         return LSTMCell, weight, bias

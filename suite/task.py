@@ -15,7 +15,7 @@ import torch
 import common
 from suite import files
 
-MAX_VALUE = 100_000_000  # larger values might overflow
+MAX_VALUE = 100_000_000  # of numeric flags, to avoid overflow
 
 
 class Flag(NamedTuple):
@@ -28,7 +28,7 @@ class Flag(NamedTuple):
     at_least: float = 0  # smallest number allowed
     below: float = MAX_VALUE  # upper bound, exclusive
     choices: Iterable | None = None
-    identifies_trial: bool = True  # is recorded and part of the folder name
+    identifies_trial: bool = True  # recorded; part of the folder name unless at its default
 
 
 # -- The flags of every task; their defaults are the paper's
@@ -44,6 +44,7 @@ def parse_seeds(text):
 
 
 def parse_bands(text):
+    """Parse START:END, a range of frequencies."""
     try:
         start, end = map(float, text.split(":"))
     except ValueError:
@@ -104,8 +105,8 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "norm of each encoding vector (ramp: of the last step's; learned: at initialisation); "
-        "default: 1, or sqrt(--embed) for learned",
+        "norm of each encoding vector (ramp: of the last step's; learned: root mean square at "
+        "initialisation); default: 1, or sqrt(--embed) for learned",
         float,
     ),
     Flag(
@@ -136,7 +137,7 @@ SMOKE = dict(
 
 
 class Task:
-    """A sequence task; a subclass defines its name, scales, data and targets."""
+    """A task: subclasses define name, scales, data and targets; an instance is one trial."""
 
     name = ""  # folder name of its trials
     scales = {}  # scale -> {flag: default}, where it differs from the paper's
@@ -154,7 +155,7 @@ class Task:
 
     def __init_subclass__(cls):
         cls.scales = {"paper": {}} | cls.scales
-        if "name" in vars(cls):  # setting a name, even the parent's, gives figures of its own
+        if "name" in vars(cls):  # a subclass without a `name` shares its parent's figures
             cls.figures = {}
 
     @classmethod
@@ -202,14 +203,14 @@ class Task:
     def encoding_options(self):
         """Return the encoding's keyword arguments."""
         a = self.args
-        unencoded = {  # steps; the output starts at step --length
+        zeroed_steps = {  # the output starts at step --length, counted from 0
             "both": None,
             "input": slice(self.length, None),
             "output": slice(self.length),
         }
         return dict(
             combine=a.combine,
-            unencoded=unencoded[a.encode],
+            zeroed_steps=zeroed_steps[a.encode],
             amplitude=a.amplitude,
             bands=tuple(map(float, a.bands.split(":"))),
         )
@@ -243,65 +244,70 @@ class Task:
     # -- the data
 
     def draw(self, rng_key, shape):
-        """Draw rows (*shape, W) from rng_key alone; here W = L integers, uniform below K."""
+        """Draw sequences (*shape, W) from rng_key alone; here W = L integers below K."""
         return common.uniform_integers(rng_key, (*shape, self.length), self.vocab)
 
-    def make_batch(self, rows):
-        """Return the common.Batch of inputs and targets for rows (B, W)."""
+    def make_batch(self, sequences):
+        """Return the common.Batch of inputs and targets for sequences (B, W)."""
         raise NotImplementedError
 
-    def held_out_probability(self, rows):
-        """Return the probability that a draw is among the rows; here, draws are uniform."""
-        return len(rows) * float(self.vocab) ** -rows.shape[1]
+    def held_out_probability(self, sequences):
+        """Return the probability that a random sequence, here uniform, is one of these."""
+        return len(sequences) * float(self.vocab) ** -sequences.shape[1]
 
-    def test_rows(self, device, *substream):
-        """Return the held-out rows (N, W) as a function of seed and substream."""
-        count, stream = self.args.held_out, (self.seed, common.TEST_STREAM, *substream)
-        return common.distinct_rows(self.draw, count, *stream, device=device)
+    def held_out_sequences(self, device, *substream):
+        """Return the held-out sequences (N, W) as a function of seed and substream."""
+        count, stream = self.args.held_out, (self.seed, common.HELD_OUT_STREAM, *substream)
+        return common.distinct_sequences(self.draw, count, *stream, device=device)
 
-    def batch_with_commands(self, rows, targets, steps=None, mask=None):
-        """Append L commands to rows (B, L); targets are at those steps by default."""
-        inputs = torch.cat([rows, torch.full_like(rows, self.vocab)], dim=1)  # (B, 2L)
+    def batch_with_commands(self, sequences, targets, steps=None, mask=None):
+        """Return a Batch of sequences (B, L) and L commands; default steps: the commands'."""
+        inputs = torch.cat(
+            [sequences, torch.full_like(sequences, self.vocab)], dim=1
+        )  # (B, 2L)
         steps = slice(self.length, None) if steps is None else steps
         return common.Batch(inputs, targets, steps, mask, n_commands=self.length)
 
     def prepare_data(self, device):
-        """Build the held-out set and a fallback training row outside it."""
-        rows = self.test_rows(device)
-        self.test_set = common.TestSet(rows, self.held_out_probability(rows))
+        """Build the held-out set, and draw a fallback training sequence outside it."""
+        sequences = self.held_out_sequences(device)
+        self.held_out_set = common.HeldOutSet(sequences, self.held_out_probability(sequences))
         # A tensor: an integer would cause recompilation for every seed
         self.seed_on_device = torch.tensor(self.seed, device=device)
         # Drawn for iteration 0; training starts at 1
         rng_key = common.key(self.seed, common.TRAIN_STREAM, 0, device=device)
         candidates = self.draw(rng_key, (1024,))
-        self.fallback_row = candidates[~self.test_set.contains(candidates)][0]
+        self.fallback_sequence = candidates[~self.held_out_set.contains(candidates)][0]
 
     def training_batch(self, i):
         """Return the batch of iteration i (integer or tensor), a function of seed and i."""
         rng_key = common.key(
-            self.seed_on_device, common.TRAIN_STREAM, i, device=self.fallback_row.device
+            self.seed_on_device, common.TRAIN_STREAM, i, device=self.fallback_sequence.device
         )
-        shape = self.test_set.n_candidates, self.batch_size
+        shape = self.held_out_set.n_candidates, self.batch_size
         candidates = self.draw(rng_key, shape)  # (R, B, W)
-        return self.make_batch(self.test_set.first_allowed(candidates, self.fallback_row))
+        return self.make_batch(
+            self.held_out_set.first_allowed(candidates, self.fallback_sequence)
+        )
 
-    def test_batch(self):
-        return self.make_batch(self.test_set.rows)
+    def held_out_batch(self):
+        return self.make_batch(self.held_out_set.sequences)
 
     def evaluate(self, model, engine):
         """Return {metric: value} on the held-out set."""
-        batch = self.test_batch()
+        batch = self.held_out_batch()
         predictions, losses = common.predict(engine.features, model, batch, self.batch_size)
         metrics = common.sequence_metrics(batch, predictions, losses)
         return self.task_metrics(metrics, (predictions == batch.targets).cpu().numpy())
 
     def examples(self, model, engine):
         """Return inputs, targets and predictions for the last two held-out sequences."""
-        batch = self.test_batch().select(slice(-2, None))  # the longest, if lengths vary
+        batch = self.held_out_batch().select(slice(-2, None))  # the longest, if lengths vary
         predictions, _ = common.predict(engine.features, model, batch, self.batch_size)
         inputs = batch.inputs[:, : self.n_steps() - batch.n_commands]
-        rows = zip(inputs.tolist(), batch.targets.tolist(), predictions.tolist())
-        return [dict(zip(("inputs", "targets", "predictions"), row)) for row in rows]
+        columns = dict(inputs=inputs, targets=batch.targets, predictions=predictions)
+        examples = zip(*(x.tolist() for x in columns.values()))
+        return [dict(zip(columns, example)) for example in examples]
 
     def task_metrics(self, metrics, correct):
         """Add accuracy by position; `correct` (N, M) marks correct predictions."""

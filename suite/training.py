@@ -14,11 +14,11 @@ import torch
 import common
 from suite import files, graphs, machine, stop
 from suite.files import FAILED, NOT_FINITE, Exit
-from suite.progress import LiveLine, format_time_left
+from suite.progress import ProgressLine, format_time_left
 
 
 def train(task):
-    """Run a trial from its last checkpoint, if any: train, evaluate; return the exit code."""
+    """Train a trial, from its last checkpoint if any, and evaluate it; return the exit code."""
     if files.can_skip(task):
         print(f"{task.folder} is already finished (--overwrite retrains, --evaluate re-tests)")
         return files.print_result(task)
@@ -61,8 +61,8 @@ class Trainer:
         self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of self.curve
         self.iteration, self.seconds, self.curve = 0, 0.0, []
         self.rng_modules = [torch, torch.cuda] if device.type == "cuda" else [torch]
-        self.previous_records = []  # of earlier processes of this trial
-        self.record = {  # of this process
+        self.earlier_processes = []  # provenance of those that trained this trial before
+        self.process = {  # provenance of this one
             "task": task.name,
             "config": task.config,
             "parameters": sum(p.numel() for p in self.model.parameters()),
@@ -71,7 +71,7 @@ class Trainer:
 
     def loop(self):
         """Train until the last iteration or a signal, and save."""
-        args, line = self.args, LiveLine()
+        args, line = self.args, ProgressLine()
         started = time.perf_counter() - self.seconds
         try:
             for i in range(self.iteration + 1, args.iterations + 1):
@@ -83,7 +83,7 @@ class Trainer:
                 should_log = last or i % args.log_every == 0
                 if line.is_terminal:
                     line.update(self.format_progress)
-                elif should_log:
+                elif should_log:  # in log files, one line for each row of curve.csv
                     print(self.format_progress())
                 if should_log:
                     self.log()
@@ -96,7 +96,7 @@ class Trainer:
                     break
         finally:
             line.clear()
-        print(f"checkpoint saved at iteration {self.iteration}")
+        print(f"last checkpoint: iteration {self.iteration}")
 
     # -- training step
 
@@ -149,13 +149,13 @@ class Trainer:
         if self.args.snapshot_every:
             (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
-        files.write_json(self.folder / "config.json", self.record)
-        summary = f"{self.record['parameters']:,} parameters on {self.record['device']}"
+        files.write_json(self.folder / "config.json", self.process)
+        summary = f"{self.process['parameters']:,} parameters on {self.process['device']}"
         start = "training from scratch"
         if self.args.evaluate:
             start = "evaluating"
         elif self.iteration:
-            start = f"resuming at iteration {self.iteration}"
+            start = f"resuming after iteration {self.iteration}"
         print(f"{self.folder}: {summary}, {start}")
         self.build_step()
 
@@ -169,9 +169,9 @@ class Trainer:
                     with files.prefix_errors(path):
                         self.set_state(saved)
                     return
-            except files.Corrupt as damaged:
-                _, message = damaged.args
-                print(f"{message} and ignored", file=sys.stderr)
+            except files.Corrupt as error:
+                _, message = error.args
+                print(f"{message}; ignoring it", file=sys.stderr)
                 if not self.args.evaluate:
                     path.unlink()  # else the next save would keep it as previous.pt
 
@@ -188,7 +188,7 @@ class Trainer:
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
-        self.curve, self.previous_records = saved["rows"], saved["processes"]
+        self.curve, self.earlier_processes = saved["rows"], saved["processes"]
         for module, state in zip(self.rng_modules, saved["rng_states"]):
             module.set_rng_state(state.cpu())
 
@@ -203,7 +203,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng_states": [module.get_rng_state() for module in self.rng_modules],
-            "processes": [*self.previous_records, self.record | {"until": self.iteration}],
+            "processes": [*self.earlier_processes, self.process | {"until": self.iteration}],
         }
         text = "iteration,loss,accuracy,learning_rate,seconds\n"
         for row in self.curve:
@@ -219,8 +219,8 @@ class Trainer:
     def require_finite(self):
         tensors = [*self.sums.values(), *self.model.parameters()]
         if not torch.stack([x.isfinite().all() for x in tensors]).all():
-            when = f"by iteration {self.iteration}"
-            raise Exit(NOT_FINITE, f"training diverged (not finite) {when}; try a lower --lr")
+            what = f"loss or weights are not finite at iteration {self.iteration}"
+            raise Exit(NOT_FINITE, f"training diverged: {what}; try a lower --lr")
 
     def log(self):
         """Add means since the last row to the curve; write progress.json, which --all reads."""
@@ -250,15 +250,18 @@ class Trainer:
 
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
-        if self.iteration < self.args.iterations:  # --evaluate with a damaged last.pt
-            raise Exit(FAILED, f"{self.folder} has no checkpoint of its last iteration")
+        if (
+            self.iteration < self.args.iterations
+        ):  # --evaluate, but last.pt is damaged or missing
+            message = f"{self.folder} has no checkpoint of its last iteration"
+            raise Exit(FAILED, f"{message}: rerun without --evaluate, with --overwrite")
         self.model.eval()
-        record, previous_records = self.record, self.previous_records
+        process, earlier_processes = self.process, self.earlier_processes
         if self.args.evaluate:  # keep the provenance of training
-            *previous_records, trained = self.previous_records
-            record = trained | {"evaluated": self.record}
-        result = record | {
-            "earlier": previous_records,
+            *earlier_processes, trained = self.earlier_processes
+            process = trained | {"evaluated": self.process}
+        result = process | {
+            "earlier": earlier_processes,
             "metrics": self.task.evaluate(self.model, self.engine),
             "examples": self.task.examples(self.model, self.engine),
             "iterations": self.iteration,

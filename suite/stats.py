@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-ALPHA = 0.05  # for 95% confidence intervals
+ALPHA = 0.05  # of tests and of 95% confidence intervals
 MIN_SEEDS = 3  # seeds per sample
 
 
@@ -12,10 +12,10 @@ MIN_SEEDS = 3  # seeds per sample
 ANGLES = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
 
 
-def t_cdf(dof):
-    """Return P(T < sqrt(dof) tan(angle)) for each of ANGLES.
+def t_cdf_table(dof):
+    """Return Student's t CDF, P(T < sqrt(dof) tan(angle)), at each of ANGLES.
 
-    The density of the angle is proportional to cos(angle) ** (dof - 1).
+    This needs no SciPy. The density of the angle is proportional to cos(angle) ** (dof - 1).
     """
     density = np.cos(ANGLES) ** (dof - 1)
     below = np.cumsum(density) - density / 2  # trapezoidal rule
@@ -53,7 +53,7 @@ def estimate(samples, signs=(1,)):
     dofs = [len(sample) - 1 for sample in samples]
     # Without variance, the Welch-Satterthwaite formula is 0 / 0
     dof = stderr**4 / (squared_stderrs**2 / dofs).sum() if stderr else dofs[0]
-    cdf, scale = t_cdf(dof), np.sqrt(dof)
+    cdf, scale = t_cdf_table(dof), np.sqrt(dof)
     # P(T > margin / stderr) = ALPHA / 2
     margin = -scale * np.tan(np.interp(ALPHA / 2, cdf, ANGLES)) * stderr
     p_below = np.interp(np.arctan2(value, stderr * scale), ANGLES, cdf)
@@ -70,8 +70,8 @@ def mean_and_squared_stderr(sample):
 def claim_p_values(estimates):
     """Return p-values of two alternatives: all contrasts are positive; any is negative.
 
-    The first is the largest p, the second the smallest, with Bonferroni's correction. Both
-    are doubled, as for two-sided tests.
+    The first is the largest p-value (an intersection-union test), the second the smallest,
+    Bonferroni-corrected. Both are doubled, as for two-sided tests.
     """
     p_below = min(x.p_below for x in estimates)
     return 2 * (1 - p_below), 2 * p_below * len(estimates)
