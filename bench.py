@@ -132,8 +132,8 @@ def time_configuration(name, device, task_argv):
 
 def timing_table(content):
     """Yield the lines of a table of the timings."""
-    where = f"{content['device']}, {content['threads']} threads, torch {content['torch']}"
-    yield f"{where}; milliseconds, medians of {content['repeats']}"
+    where = f"{content['device']}, threads: {content['threads']}, torch {content['torch']}"
+    yield f"{where}; milliseconds per step, medians of {content['repeats']}"
     rows = [["", "batch", *COLUMNS, "plain/suite", "torch/suite"]]
     for name, timings in content["configurations"].items():
         ms = {c: statistics.median(timings[c]) for c in COLUMNS if c in timings}

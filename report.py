@@ -40,8 +40,8 @@ from suite.tables import claims_table, contrast_table, make_caption, means_table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
-Means over seeds, ± or [ ]: 95% CI (Student's t). Differences: [95% CI] and p (Welch's t-test;
-paired where marked), with at least 3 seeds. Censored: outside the range that was tested."""
+Means over seeds, ± or [ ]: 95% CI (Student's t), from 3 seeds on. Differences: [95% CI] and p
+(Welch's t-test, uncorrected; paired where marked). Censored: outside the tested range."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
     "<!-- end of preregistered claims -->",
@@ -293,7 +293,7 @@ def dispatch(args, positionals):
         write_page(args)
     elif positionals and Path(positionals[0]).is_dir():
         if sys.argv[2:]:
-            raise UsageError("a folder's CSV has all its trials: no figure or flag applies")
+            raise UsageError("a folder's CSV has all trials: it takes no figure or flag")
         with contextlib.redirect_stdout(sys.stderr):  # messages about skipped files
             text = trials_csv(positionals[0])
         print(text, end="")

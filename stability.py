@@ -243,12 +243,14 @@ class Stability(DualFrequency):
         """Train and evaluate unless done, and print the stability at the last snapshot."""
         path = self.folder / self.result_file
         if not files.can_skip(self):
-            training.train(self.source_task)
+            if not files.can_skip(self.source_task):
+                training.train(self.source_task)
             with files.lock(self.folder):
                 files.write_json(path, self.evaluate_snapshots())
+        print(f"stability at the last snapshot, by target/disturbants (all snapshots: {path}):")
         with files.prefix_errors(path):
             for condition, values in files.read_json(path)["by_condition"].items():
-                print(f"{condition}: {list(values.values())[-1]:.4f} at the last snapshot")
+                print(f"{condition}: {list(values.values())[-1]:.4f}")
         return 0
 
     def evaluate_snapshots(self):

@@ -141,8 +141,8 @@ def epilog_lines(task_class):
     """Yield lines that explain scales, encodings, figures, exit codes and output."""
     yield "scales (a figure may override them; --list prints the exact command of each trial):"
     uses = dict(
-        paper=" (GPU, up to 2 hours per trial on an H200)",
-        desk=" (CPU, minutes to an hour per trial)",
+        paper=" (the paper's sizes; up to 2 hours per trial on an H200)",
+        desk=" (reduced sizes; minutes to an hour per trial on a CPU)",
         quick=" (CPU, seconds per trial)",
         smoke=" (tests)",
     )
@@ -297,8 +297,8 @@ def main(task_class):
 def dispatch(task_class):
     given = parse(task_class, sys.argv[1:])
     if not given.keys() & {"list", "all"}:
-        if "index" in given:
-            raise UsageError("--index requires --all or --list")
+        for name in given.keys() & {"index", "jobs"}:
+            raise UsageError(f"--{name} requires --all")
         return run_one(make_task(task_class, given), given)
     trials = trials_of_figure(task_class, given, given.get("list", given.get("all")))
     if "list" in given:
@@ -315,7 +315,7 @@ def dispatch(task_class):
 
 def cpu_warning(task, given):
     """Return a warning if the paper's scale would run on a CPU by default, else None."""
-    explicit = given.keys() & {"scale", "device", "iterations"}
+    explicit = given.keys() & {"scale", "device", "iterations", "prepare"}
     if not explicit and machine.choose_device(task.args).type == "cpu":
         smaller = ", ".join(name for name in task.scales if name != "paper")
         time = "days or weeks per trial on a CPU"

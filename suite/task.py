@@ -55,7 +55,7 @@ def parse_bands(text):
 
 
 FLAGS = [
-    Flag("model", "lstm", "recurrent layer", choices=common.LAYERS),
+    Flag("model", "lstm", "recurrent layer (s4d: state-space model)", choices=common.LAYERS),
     Flag("pe", "sin", "positional encoding", choices=common.ENCODINGS),
     Flag("vocab", 16384, "vocabulary size, K", at_least=2, below=10_000_000),
     Flag("length", 64, "input length, L", at_least=1, below=5000),
