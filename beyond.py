@@ -5,10 +5,9 @@
     python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
     python beyond.py --scale desk --all mamba-vocab   # does PE help Mamba?
 
-Figures are defined at --scale desk only. At this scale, fig2 of reverse.py has L = 32 (not
-the preset's 16), seeds 5 to 10 and 30,000 iterations (S4D: 10,000). In titles, 1x means this
-number of iterations (Mamba: 2,000). Trials that reverse.py has finished in the same --out
-folder are reused.
+All figures are defined at --scale desk. Unless they say otherwise, their settings are those of
+reverse.py's fig2 at this scale: L = 32 and 30,000 iterations (S4D: 10,000), which titles call
+1x (Mamba: 2,000). Trials that reverse.py has finished in the same --out folder are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -53,7 +52,7 @@ from variable_length import SMALL_REVERSAL, SMALL_REVERSAL_LSTM
 
 # -- Mamba, a newer architecture
 class Mamba(nn.Module):
-    """Selective SSM block (Gu and Dao, 2023) without norm; D = 2H channels, N = 16 states."""
+    """Mamba block (Gu and Dao, 2023), no norm or residual; D = 2H channels, N = 16 states."""
 
     def __init__(self, input_size, hidden):
         super().__init__()
@@ -182,7 +181,7 @@ add_figure(
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
     "fig2-early",
-    "GRU of the paper's size, 20,000 of the paper's 300,000 iterations",
+    "GRU of the paper's size, trained for 20,000 iterations (paper: 300,000)",
     cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=ACCURACY_AND_EDITS,
     plot=False,
@@ -250,7 +249,7 @@ add_figure(
 )
 
 
-# -- Longer training. Grids and claims are preregistered: PROTOCOLS.md
+# -- Longer training. fig2-rates and fig2-end are preregistered: PROTOCOLS.md
 class LongRun(NamedTuple):
     """Settings of a model in fig2-rates and fig2-end."""
 
@@ -278,7 +277,7 @@ for model, run in LONG_RUNS.items():
     flags["seed"] = run.seeds
     long_trials += cross(**flags, pe="none", lr=run.baseline_lr, iterations=budgets)
     long_trials += cross(**flags, pe="sin", lr=run.pe_lr, iterations=budgets)
-    # The control has only the longest budget
+    # The control is trained only at the longest budget
     flags |= dict(pe="constant", lr=run.baseline_lr)
     long_trials += cross(**flags, iterations=budgets[-1])
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[-1])
@@ -333,7 +332,7 @@ for model, length, vocab, lr, seeds_by_iterations in [
     flags = dict(model=model, length=length, vocab=vocab, pe=NONE_AND_PE, lr=lr)
     for iterations, seeds in seeds_by_iterations.items():
         budget_trials += cross(**flags, iterations=iterations, seed=seeds)
-for trial in long_trials:  # without GRUs, which collapse at their tuned learning rate
+for trial in long_trials:  # not the GRU's, which collapse at 4x with their tuned learning rate
     if trial["model"] != "gru" and trial["pe"] != "constant":
         budget_trials.append(trial)
 for name, length, note in [
@@ -363,8 +362,8 @@ for name, length, note in [
         x="iterations",
     )
 
-# -- Longer training: GRU with equal learning rates, LSTM with rates tuned at 4x; S4D at 16x is
-# unfinished
+# -- Longer training: GRU with one learning rate for all encodings, LSTM with rates tuned at 4x;
+# S4D at 16x is unfinished
 LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 EQUAL_GRU = GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3)
@@ -376,7 +375,7 @@ add_figure(
 )
 add_figure(
     "long-rates",
-    "Learning-rate search at longer training: LSTM at 4x, S4D at 16x (seed 100)",
+    "Learning-rate search for longer training: LSTM at 4x, S4D at 16x (seed 100)",
     cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3], seed=100)
     + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3], seed=100)
     + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),

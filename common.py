@@ -69,9 +69,9 @@ class Batch(NamedTuple):
 
 
 def logits_to_grad_(logits, target, weights):
-    """Overwrite logits (n, K) with the loss gradient, weights * (softmax - one-hot).
+    """Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
 
-    Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
+    Overwrite logits (n, K) with the loss gradient, weights * (softmax - one-hot).
     """
     max_logit, predicted = logits.max(1, keepdim=True)
     target_logit = logits.gather(1, target)
@@ -129,7 +129,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
-        return *(d_input * d_loss for d_input in ctx.saved_tensors), None, None, None
+        return *(gradient * d_loss for gradient in ctx.saved_tensors), None, None, None
 
 
 def loss_and_accuracy(features, readout, batch, logits_to_grad_=logits_to_grad_):
@@ -154,8 +154,8 @@ def loss_and_accuracy(features, readout, batch, logits_to_grad_=logits_to_grad_)
 def train_step(model, compute_features, batch, optimizer, clip, logits_to_grad_):
     """Take an optimizer step; return loss and accuracy, without host-device synchronisation.
 
-    `compute_features(model, batch)` returns model.features(batch), or a faster equivalent of
-    suite/fast.py; `logits_to_grad_` may be compiled.
+    `compute_features(model, batch)` is Model.features or its faster equivalent, fast.features;
+    `logits_to_grad_` may be compiled.
     """
     h = compute_features(model, batch)
     loss, accuracy = loss_and_accuracy(h, model.readout, batch, logits_to_grad_)
@@ -182,7 +182,7 @@ class Encoding(nn.Module):
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    has_fast = True  # set it to False if `join` neither adds nor concatenates self.vectors()
+    has_fast = True  # by --engine fast; set it to False if you override `join`
     unused_flags = ("bands",)  # flags that have no effect and are rejected
 
     def __init__(
@@ -231,8 +231,8 @@ class Encoding(nn.Module):
 class Sinusoid(Encoding):
     """The paper's encoding: sines and cosines of the time step (Eqs. 1-2).
 
-    `bands` = (start, end) keeps a range of frequencies; 0 is the highest and 1 the lowest. The
-    others are zeroed. Vectors have unit norm.
+    `bands` = (start, end) keeps a range of frequencies, from the highest (0) to the lowest (1),
+    and zeroes all others. Before scaling to `amplitude`, vectors have unit norm.
     """
 
     save_table = False
@@ -277,7 +277,7 @@ class Learned(Encoding):
 
     def make_table(self, n_steps, size):
         table = nn.Parameter(self.scale * torch.randn(n_steps, size))
-        self.scale = 1.0  # the table is scaled already
+        self.scale = 1.0  # scaled here, once, so that training can change the norms
         return table
 
 
@@ -368,6 +368,8 @@ def required_range(steps, n_steps):
 
 
 class GRU(nn.GRU):
+    """torch.nn.GRU, but returns its outputs at target steps only; likewise LSTM."""
+
     def forward(self, x, steps):
         return select_steps(super().forward(x)[0], steps)
 
@@ -499,11 +501,12 @@ def distinct_sequences(draw, count, *key_parts, device):
 
 
 class HeldOutSet:
-    """Test sequences (N, W), excluded from training.
+    """Test sequences (N, W), excluded from training by rejection sampling.
 
-    A random sequence is one of them with `probability`. To avoid host-device synchronisation,
-    `n_candidates` are drawn for each training sequence, and the first that is not held out is
-    used. If all are held out (probability below 1e-18), a fixed fallback is used.
+    `probability` is that of drawing one of them at random. The number of tries is fixed, to
+    avoid host-device synchronisation: of `n_candidates` drawn for each training sequence, the
+    first that is not held out is used. With a probability below 1e-18, all are held out; then a
+    fixed fallback sequence is used.
     """
 
     def __init__(self, sequences, probability):
@@ -533,7 +536,7 @@ class HeldOutSet:
 def predict(compute_features, model, batch, batch_size):
     """Return predictions and cross-entropies, (N, M) each; `batch_size` sequences at a time.
 
-    `compute_features(model, batch)` returns model.features(batch), or a faster equivalent.
+    `compute_features(model, batch)` is Model.features or its faster equivalent, fast.features.
     """
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
@@ -595,7 +598,7 @@ def damerau_levenshtein(a, b):
             options = replaced, deleted, inserted, transposed
             table[i, j] = np.minimum.reduce(options)
             last_column[match] = j
-            k[match] = i  # in last_row
+            k[match] = i  # k is a view of last_row
     return table[-2, -2]
 
 

@@ -59,7 +59,11 @@ DelayedAddition.figures["fig7-gru"] = Figure(
 )
 
 # -- Which property of PE helps: encodings that lack one, and parts of the sinusoid
-MISSING_PROPERTY = {"random": "order", "ramp": "periodicity", "shuffled": "continuity"}
+NOT_LIKE_PE = {  # differences from the sinusoid
+    "random": "unrelated vectors",
+    "ramp": "not periodic",
+    "shuffled": "not continuous",
+}
 ONE_SIDED = {
     "PE on inputs only": dict(pe="sin", encode="input"),
     "PE on outputs only": dict(pe="sin", encode="output"),
@@ -77,8 +81,8 @@ def ablation_figure(title, setting, variants=ONE_SIDED):
         **setting, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
     )
     contrasts = [
-        Contrast(f"PE - {pe} (lacks {missing})", dict(pe="sin"), dict(pe=pe))
-        for pe, missing in MISSING_PROPERTY.items()
+        Contrast(f"PE - {pe} ({difference})", dict(pe="sin"), dict(pe=pe))
+        for pe, difference in NOT_LIKE_PE.items()
     ]
     contrasts += [encoding_contrast("random", pe) for pe in ("none", "dup")]
     for variant, flags in variants.items():

@@ -73,7 +73,7 @@ class DualFrequency(Reverse):
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
     def held_out_probability(self, sequences):
-        """Return the probability that a random sequence is one of these."""
+        """Return the probability of drawing one of these sequences."""
         rare = (sequences >= self.vocab // 2).sum(1).double()
         probabilities = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
         return probabilities.sum().item() * (2 / self.vocab) ** self.length
@@ -158,10 +158,10 @@ def accuracy_difference(first, second):
 
 
 def worst_quarter_gap(result):
-    """Return accuracy outside the worst quarter of target positions minus accuracy in it.
+    """Return accuracy outside the paper's worst quarter of target positions minus that in it.
 
     Targets are Frequent, disturbants Rare. In the paper, the first quarter is worst for the
-    LSTM, and the second for S4D. The GRU has none: a KeyError marks a missing metric.
+    LSTM, and the second for S4D. The GRU has none: on a KeyError, the metric is left out.
     """
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
     means = [quarter.mean() for quarter in quarters]
@@ -190,7 +190,7 @@ FIG3_OPTIONS = dict(
         ),
         "Frequent - Rare targets, Frequent disturbants": accuracy_difference(*AMONG_FREQUENT),
         "Frequent - Rare targets, Rare disturbants": accuracy_difference(*AMONG_RARE),
-        "Frequent among Rare: elsewhere - 1st quarter (S4D: 2nd)": worst_quarter_gap,
+        "Frequent among Rare: other quarters - 1st (S4D: 2nd)": worst_quarter_gap,
     },
     curves=position_curves,
     x="position of the target (1: read first)",

@@ -116,15 +116,15 @@ class WikiText(Task):
     def paragraphs_of_batch(self, i):
         """Return the indices of batch i's paragraphs (B,); a batch may span epochs."""
         count = len(self.splits["train"].starts)
-        drawn = range((i - 1) * self.batch_size, i * self.batch_size)
-        places = [divmod(n, count) for n in drawn]  # (epoch, position in the epoch)
+        samples = range((i - 1) * self.batch_size, i * self.batch_size)
+        places = [divmod(sample, count) for sample in samples]  # (epoch, position in it)
         return np.array([permutation(self.seed, epoch, count)[n] for epoch, n in places])
 
     def training_batch(self, i):
         batch = pack(self.splits["train"], self.paragraphs_of_batch(i))
         if self.device.type == "cuda":  # a CUDA graph for each shape
             batch = pad_to_bucket(batch, self.length, self.vocab)
-        return move(batch, self.device)
+        return to_device(batch, self.device)
 
     @torch.no_grad()
     def perplexities(self, model, split, engine):
@@ -133,7 +133,9 @@ class WikiText(Task):
         known_loss, known_count, total_loss = 0, 0, 0
         by_length = np.argsort(split.target_counts, kind="stable")  # groups similar lengths
         for start in range(0, len(by_length), self.batch_size):
-            batch = move(pack(split, by_length[start : start + self.batch_size]), self.device)
+            batch = to_device(
+                pack(split, by_length[start : start + self.batch_size]), self.device
+            )
             h, losses = engine.features(model, batch), []
             for x, targets in zip(h.split(chunk_size), batch.targets[0].split(chunk_size)):
                 losses.append(F.cross_entropy(model.readout(x), targets, reduction="none"))
@@ -263,7 +265,7 @@ def pad_to_bucket(batch, max_steps, vocab):
     return Batch(inputs, targets, target_steps, targets != UNKNOWN, batch_sizes=sizes)
 
 
-def move(batch, device):
+def to_device(batch, device):
     """Copy a batch to the device without host synchronisation."""
     if device.type != "cuda":
         return batch
@@ -300,7 +302,7 @@ def prepare_tokens(data, vocab, folder):
     import sentencepiece
 
     texts = {split: read_paragraphs(data / f"wiki.{split}.raw") for split in SPLITS}
-    print(f"training SentencePiece, K = {vocab}: minutes, which Ctrl-C does not interrupt")
+    print(f"training the tokenizer, K = {vocab}: takes minutes, during which Ctrl-C must wait")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -38,7 +38,7 @@ class Predecessor(Task):
         return self.length + 1
 
     def held_out_probability(self, sequences):
-        """Return the fraction of all pairs of integers and query that are held out."""
+        """Return the probability of drawing one of these; all have the same."""
         return len(sequences) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
     def draw(self, rng_key, shape):

@@ -37,7 +37,13 @@ from suite.task import Flag
 class Rarity(Reverse):
     name = "reverse"  # trials with M = K share reverse.py's folders
     extra_flags = [
-        Flag("meanings", None, "number of outputs, M; divides K (default: K)", int, at_least=2)
+        Flag(
+            "meanings",
+            None,
+            "number of output classes, M; divides K (default: K)",
+            int,
+            at_least=2,
+        )
     ]
     omitted_at_default = ["meanings"]
 
@@ -67,7 +73,7 @@ N_OUTPUTS = {"gru": 8, "lstm": 16, "s4d": 16}  # M, with K = 256
 
 
 def desk_grid():
-    """Return trials with 256 synonyms, and fig2-all's at K = M and (LSTM, S4D) K = 256."""
+    """Return the new trials, and those of fig2-all at K = M and (LSTM, S4D) K = 256."""
     new, existing = [], []
     for model, M in N_OUTPUTS.items():
         flags = dict(model=model)
@@ -89,34 +95,34 @@ def log_error(result):
 def rarity_contrasts(metric=""):
     """Yield the contrasts R1 and R2 of each model.
 
-    R1: without PE, the metric at K = M minus that with 256 synonyms for M outputs. R2: PE minus
-    no PE with 256 synonyms, minus PE minus no PE at K = M.
+    R1 (splitting tokens hurts without PE): no PE, K = M minus K = 256 with M outputs. R2 (PE
+    helps more after splitting): PE - no PE, K = 256 with M outputs minus K = M.
     """
     none = dict(pe="none")
     for model, M in N_OUTPUTS.items():
         small = dict(model=model, vocab=M)
-        synonyms = dict(model=model, vocab=256, meanings=M)
+        split = dict(model=model, vocab=256, meanings=M)
         name = f"{model_label(model)} {metric}".strip()
         yield Contrast(
-            f"{name}: R1, no PE, K = {M} minus 256 synonyms",
+            f"{name}: R1, no PE, K = {M} minus K = 256 with {M} outputs",
             small | none,
-            synonyms | none,
+            split | none,
             metric=metric,
         )
-        label = f"{name}: R2, PE - no PE, 256 synonyms minus K = {M}"
-        yield gain_difference(label, synonyms, small, metric=metric)
+        label = f"{name}: R2, PE - no PE, K = 256 with {M} outputs minus K = {M}"
+        yield gain_difference(label, split, small, metric=metric)
 
 
 def drop_contrasts():
-    """Yield the drop in accuracy from K = 16 to K = 256, and the part due to splitting."""
+    """Yield Contrasts: the drop from K = 16 to 256, and its part due to splitting tokens."""
     for model in "lstm", "s4d":
         for pe in NONE_AND_PE:
             small = dict(model=model, pe=pe, vocab=16)
             large = small | dict(vocab=256)
             name = f"{model_label(model)}, {ENCODING_NAMES[pe]}:"
             if pe == "sin":  # no PE: already R1
-                synonyms = large | dict(meanings=16)
-                yield Contrast(f"{name} K = 16 minus 256 synonyms", small, synonyms)
+                split = large | dict(meanings=16)
+                yield Contrast(f"{name} K = 16 minus K = 256 with 16 outputs", small, split)
             yield Contrast(f"{name} K = 16 minus K = 256", small, large)
 
 

@@ -40,7 +40,7 @@ from suite.tables import claims_table, contrast_table, make_caption, means_table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
-Means over seeds, ± or [ ]: 95% CI (Student's t), from 3 seeds on. Differences: [95% CI] and p
+Means over seeds, ± or [ ]: 95% CI (Student's t), if n >= 3. Differences: [95% CI] and p
 (Welch's t-test, uncorrected; paired where marked). Censored: outside the tested range."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
@@ -159,7 +159,7 @@ def section(task_class, name, results, args):
         out = [] if args.out == "runs" else ["--out", args.out]
         scale = [] if args.scale == "paper" else ["--scale", args.scale]
         argv = shlex.join([*scale, "--all", name, *out, *args.task_argv])
-        yield f"to train them: python {task_class.script()} {argv}"
+        yield f"to run these trials: python {task_class.script()} {argv}"
         return
     plot = f"{task_class.name}-{name}-{args.scale}{'-part' if args.task_argv else ''}.svg"
     link = write_plot(figure, finished, Path(args.out, "figures", plot), args.write)
@@ -278,7 +278,7 @@ def main():
         default="",
         help="update the generated tables in FILE, and OUT/trials.csv",
     )
-    # Take positionals first: argparse would take the value of an unknown flag for one
+    # Take positionals first: argparse would mistake the value of an unknown flag for one
     positionals = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
     args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(positionals) :])
     scale, out = ("desk", "results") if args.write else ("paper", "runs")

@@ -53,7 +53,7 @@ class Reverse(Task):
         return super().held_out_sequences(device, self.length)
 
 
-# -- Fig. 2: larger vocabularies (vocab: K; length: L; other flags keep the scale's defaults)
+# -- Fig. 2: larger vocabularies (vocab: K; length: L). Flags not given are the scale's defaults
 def grid_per_model(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     """Return a desk-scale grid: K from `gru_vocab` for the GRU, from `vocab` for the others."""
     flags["pe"] = WITH_CONSTANT
@@ -134,7 +134,7 @@ Reverse.figures["fig13"] = Figure(
 def training_budget_grid(pe="none", iterations=300_000, batch=512, **flags):
     """Return trials of `pe` at 1x and 2x iterations, no PE at 2x batch size, and PE at 1x."""
     trials = cross(**flags, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
-    if pe == "none":  # otherwise, `pe` includes PE
+    if pe == "none":  # otherwise, it is a list of encodings with "sin"
         trials += cross(**flags, pe="sin", iterations=iterations, batch=batch)
     return trials + cross(**flags, pe="none", iterations=iterations, batch=2 * batch)
 
@@ -167,4 +167,4 @@ Reverse.figures["section4.1"] = Figure(
 )
 
 if __name__ == "__main__":
-    raise SystemExit(cli.main(Reverse))  # makes the Task and calls training.train
+    raise SystemExit(cli.main(Reverse))  # runs one trial (training.train), or a figure's

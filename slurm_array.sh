@@ -37,14 +37,14 @@ requeue_if() {
 }
 
 # Only this shell receives USR1, and bash runs traps only between commands or in `wait`, so Python runs in the
-# background. TERM reaches all processes, which are killed KillWait (30 seconds) later, even if Python has not finished,
-# so the trap requeues the task right away.
+# background. SLURM sends TERM to all processes and kills them KillWait (30 seconds) later, so the trap requeues the task
+# at once instead of waiting for Python.
 stop() { stopped=yes && kill -TERM $! 2>/dev/null; }
 trap stop USR1 INT HUP
 trap 'stop; requeue_if "JobState=COMPLETING.*( Reason=TimeLimit| PreemptTime=[0-9])"' TERM
 while true; do
     "${PYTHON:-python}" "$1" --all "${@:2}" --index "$SLURM_ARRAY_TASK_ID" &
-    [[ ! $stopped ]] || stop # the signal arrived before Python was started
+    if [[ $stopped ]]; then stop; fi # the signal arrived before Python was started
     while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends `wait` early
     wait $!
     code=$?

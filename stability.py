@@ -42,7 +42,7 @@ from suite.task import Flag
 
 
 # -- Sequence pairs and the similarity of their Jacobians. Shapes: P pairs, S sequences, T steps
-# up to the answer, D components of h(^), H hidden size, K vocabulary, G input channels of the
+# up to the output step ^, D = H rows of J, H hidden size, K vocabulary, G input channels of the
 # layer (gate pre-activations; S4D: H)
 def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
     """Draw A and B, (4 count, T) each: `count` pairs per condition, condition by condition."""
@@ -96,7 +96,7 @@ def recurrent_stability(layer, inputs, target_step):
     n_sequences, H = inputs.shape[1], layer.hidden_size
     parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
     state = inputs.new_zeros(parts, n_sequences, H)
-    grads = []  # per step and part of the new state: its derivatives by product and state[0]
+    grads = []  # per step, for each part of the new state: d part / d (product, state[0])
     for x in inputs:
         product = F.linear(state[-1], weight)
         # Given W h, a step is elementwise: the gradient of the sum holds all derivatives
@@ -121,7 +121,7 @@ def recurrent_stability(layer, inputs, target_step):
 
 
 def chain_step(J, grads, weight):
-    """Multiply J = d h_out / d (new state) by one step's Jacobian: d h_out / d (old state)."""
+    """Apply the chain rule to one step: J w.r.t. the new state -> J w.r.t. the old state."""
     J_old, H = torch.zeros_like(J), J.shape[-1]
     for part, (d_product, d_state) in zip(J, grads):
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(grad) W
@@ -146,8 +146,8 @@ def s4d_stability(layer, inputs, target_step):
     """Return S4D stability (P,): J[i, (h, n)] = M[i, h] w[h, n]; all sequences share w.
 
     M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input. The output
-    is value * sigmoid(gate) with [value, gate] = mix(gelu(y)); p and q are its derivatives by
-    value and gate, and W and V are mix's halves.
+    is value * sigmoid(gate) with [value, gate] = mix(gelu(y)); p and q are its derivatives
+    w.r.t. value and gate, and W and V are mix's halves.
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
@@ -158,8 +158,8 @@ def s4d_stability(layer, inputs, target_step):
     mixed = F.linear(F.gelu(y), weight, bias)  # value and gate
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
     p, q = (half.chunk(2) for half in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
-    # w is the derivative of y by the state after the target, without a constant factor, which
-    # cancels. The input weight (exp(dt A) - 1) / A acts before the state (Gu et al., 2022)
+    # w is the derivative of y w.r.t. the state after the target, without a constant factor,
+    # which cancels. The input weight (exp(dt A) - 1) / A acts before it (Gu et al., 2022)
     decay = (layer.discretise()[0] * (len(inputs) - target_step)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
     w2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
@@ -292,7 +292,7 @@ class Stability(DualFrequency):
 
 # -- Fig. 5
 def mean_stability(result, conditions):
-    """Return the conditions' mean stability at each snapshot."""
+    """Return stability averaged over `conditions`, one value per snapshot."""
     by_condition = result.metrics["by_condition"]
     return np.mean([list(by_condition[c].values()) for c in conditions], axis=0)
 
@@ -303,7 +303,7 @@ def stability_gaps(result):
 
 
 def initial_gap_excess(result):
-    """Return the first snapshot's gap minus the mean over all."""
+    """Return the gap at the first snapshot minus its mean over all snapshots."""
     by_snapshot = stability_gaps(result)
     return by_snapshot[0] - by_snapshot.mean()
 

@@ -36,7 +36,7 @@ class VariableLength(Reverse):
         Flag(
             "min_length",
             32,
-            "length of the shortest input (longest: --length); --held-out is per length",
+            "minimum input length (maximum: --length); --held-out counts sequences per length",
             at_least=1,
         )
     ]
@@ -87,7 +87,7 @@ class VariableLength(Reverse):
         return F.pad(sequences, (0, self.length - length), value=self.vocab)
 
     def held_out_probability(self, sequences):
-        """Return the probability of a held-out sequence, averaged over lengths."""
+        """Return the probability of drawing one of these, averaged over lengths."""
         total = sum(self.vocab**-n for n in self.input_lengths())
         return self.args.held_out * total / len(self.input_lengths())
 

@@ -15,7 +15,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
     raise SystemExit(2)
 
 
-class Stop:
+class Interrupts:
     """Signal handler: exit or, while signals are deferred, set `requested`."""
 
     requested = is_deferred = False
@@ -62,9 +62,9 @@ def exit_now(code):
     os._exit(code)
 
 
-stop = Stop()
+interrupts = Interrupts()
 # Only in the suite's scripts: notebooks and test_all.py, which imports PyTorch first, handle
 # Ctrl-C themselves
 main_script = Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve()
 if main_script.parent == Path(__file__).resolve().parents[1] and "torch" not in sys.modules:
-    stop.install()
+    interrupts.install()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import common
 from common import UsageError
-from suite import files, jobs, machine, stop, training
+from suite import files, interrupts, jobs, machine, training
 from suite.figures import cross
 from suite.task import FLAGS, Flag, parse_bands, parse_seeds
 
@@ -261,12 +261,12 @@ def trials_of_figure(task_class, given, figure_name):
         figures = [task_class.figures[name] for name in names]
         scales = dict.fromkeys(s for figure in figures for s, x in figure.grids.items() if x)
         raise UsageError(f"{subject} has no trials: use --scale {' or '.join(scales)}")
-    for preset in grid:
-        if any(given.get(k, x) != x for k, x in preset.items() if k != "seed"):
+    for trial_flags in grid:
+        if any(given.get(k, x) != x for k, x in trial_flags.items() if k != "seed"):
             continue
-        for flags in cross(**preset | {"seed": given.get("seed", preset["seed"])}):
+        for flags in cross(**trial_flags | {"seed": given.get("seed", trial_flags["seed"])}):
             task = make_task(task_class, given | flags)
-            argv = format_flags(flags | given | flags)  # the figure's come first, and win
+            argv = format_flags(flags | given | flags)  # the figure's flags first; they win
             trials.setdefault(task.folder, jobs.Trial(task, flags, argv))
     trials = list(trials.values())
     if not trials:
@@ -298,7 +298,7 @@ def dispatch(task_class):
     given = parse(task_class, sys.argv[1:])
     if not given.keys() & {"list", "all"}:
         for name in given.keys() & {"index", "jobs"}:
-            raise UsageError(f"--{name} requires --all")
+            raise UsageError(f"--{name} requires --all or --list")
         return run_one(make_task(task_class, given), given)
     trials = trials_of_figure(task_class, given, given.get("list", given.get("all")))
     if "list" in given:
@@ -341,10 +341,10 @@ def run_many(task_class, given, trials):
     for trial in trials:  # report a missing text once, not in every trial
         prepare_inputs(trial.task)
     first = trials[0].task
-    first.prepare_data("cpu")  # likewise report flags that leave no training data
+    first.prepare_data("cpu")  # likewise fail here, once, if flags leave no training data
     slots = machine.job_slots(first.args)
     script = sys.modules[task_class.__module__].__file__
-    with stop.deferred():  # a signal takes effect at the end of the block
+    with interrupts.deferred():  # a signal takes effect at the end of the block
         code = jobs.run(script, trials, first.args.jobs or len(slots), slots)
     report = Path(__file__).parents[1] / "report.py"
     shown = {flag: x for flag, x in given.items() if flag not in ("overwrite", "evaluate")}
@@ -375,7 +375,7 @@ def tolerant(stream):
 def run_script(name, main):
     """Call main(); print expected errors in one line; return the exit code."""
     sys.stdout, sys.stderr = tolerant(sys.stdout), tolerant(sys.stderr)
-    stop.install()
+    interrupts.install()
     try:
         return main()
     except UsageError as error:

@@ -49,10 +49,10 @@ def as_metric(metric):
 
 
 class Contrast(NamedTuple):
-    """The difference plus - minus of trials selected by flags; lists are summed."""
+    """Mean metric of the trials that match `plus`, minus that of those that match `minus`."""
 
     label: str
-    plus: dict | list
+    plus: dict | list  # flags, or a list of such dictionaries, whose means are summed
     minus: dict | list
     paired: bool = False  # pair trials by seed
     metric: str = ""  # default: the figure's first metric
@@ -70,12 +70,11 @@ def encoding_contrast(plus, minus):
     return Contrast(" - ".join(names), dict(pe=plus), dict(pe=minus))
 
 
-def gain_difference(label, plus, minus, baseline="none", metric=""):
-    """Return the Contrast of PE's gains in two settings, a difference in differences."""
+def gain_difference(label, setting, reference, baseline="none", metric=""):
+    """Return a difference in differences: PE's gain in `setting` minus that in `reference`."""
     base, sin = dict(pe=baseline), dict(pe="sin")
-    return Contrast(
-        label, [plus | sin, minus | base], [plus | base, minus | sin], metric=metric
-    )
+    plus = [setting | sin, reference | base]
+    return Contrast(label, plus, [setting | base, reference | sin], metric=metric)
 
 
 class Claim(NamedTuple):
@@ -92,10 +91,10 @@ ACCURACY_AND_EDITS = ACCURACY | {"edit distance": "damerau_levenshtein"}
 
 
 class Figure(NamedTuple):
-    """Trials, metrics and comparisons of a figure.
+    """Trials, metrics and comparisons of a figure, table or section.
 
-    report.py prints each metric and summary for every cell (a setting of all flags except
-    encoding and seed), and the differences PE - no PE and PE - control.
+    report.py prints each metric and summary for every cell (trials that differ only in encoding
+    and seed), and the differences PE - no PE and PE - control.
     """
 
     title: str
@@ -106,8 +105,8 @@ class Figure(NamedTuple):
     claims: tuple = ()
     tuned: tuple = ()  # flags tuned per encoding, which do not define cells
     note: str = ""
-    # x axis of the plots: a flag (one line per encoding); "pe" or ("pe", flag, ...), where each
-    # combination of the flags' values is a category; with `curves`, a label
+    # x axis of the plots. A flag: one line per encoding. "pe" or ("pe", flag, ...): categories,
+    # one for each combination of the flags' values. With `curves`: the axis's label
     x: str | tuple = "vocab"
     curves: Callable | None = None  # Result -> iterable of (panel, encoding, {x: y})
     y: str = "token accuracy"  # y label of the curves
@@ -223,7 +222,7 @@ def crossing(xs, ys, threshold):
 
 
 def k_at(accuracy):
-    """Return a Metric: log2 of the K at which token accuracy first falls below this."""
+    """Return a Metric: log2 of the K at which token accuracy first falls below `accuracy`."""
 
     def compute(results):
         vocabs, ys = accuracies_over("vocab", results)

@@ -28,7 +28,7 @@ class Corrupt(Exit):
 # -- Writing and reading
 def write(path, content, keep_as=None, durable=True):
     """Write `path` atomically, with fsync if `durable`; rename the old file to `keep_as`."""
-    require_lock(path)
+    require_same_folder(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -57,7 +57,7 @@ def write_json(path, content, durable=True):
 
 @contextlib.contextmanager
 def prefix_errors(path):
-    """Add the file's path to errors that its content causes."""
+    """Add a file's path to errors; a UsageError's message must continue "PATH ..."."""
     try:
         yield
     except UsageError as error:
@@ -96,8 +96,8 @@ def load(path, device):
 LOCKS = {}  # {folder: open lock file} of the trials of this process
 
 
-def require_lock(path):
-    """End the trial if its folder was deleted or renamed, even if a new one replaces it."""
+def require_same_folder(path):
+    """Raise Exit if `path` is in a locked folder that was deleted, renamed or replaced."""
     for folder, file in LOCKS.items():
         if path.is_relative_to(folder):
             with contextlib.suppress(FileNotFoundError):

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 from common import UsageError
-from suite import files, machine, stop
+from suite import files, interrupts, machine
 from suite.files import FAILED, Exit
 from suite.progress import ProgressLine, format_time_left
 from suite.task import Task
@@ -36,7 +36,8 @@ class Trial(NamedTuple):
 def run(script, trials, n_parallel, slots):
     """Run the unfinished trials until done or a signal; return the largest exit code.
 
-    A trial killed by a signal counts as failed.
+    `slots` has a GPU, or None for a CPU core, for each parallel trial. A trial killed by a
+    signal counts as failed.
     """
     waiting = [trial for trial in trials if not can_skip(trial.task)]
     free_slots = list(itertools.islice(itertools.cycle(slots), n_parallel))
@@ -52,7 +53,7 @@ def run(script, trials, n_parallel, slots):
 
     print(f"{len(trials)} trials: {len(waiting)} to run, {n_parallel} in parallel")
     try:
-        while (running or waiting) and not stop.requested:
+        while (running or waiting) and not interrupts.requested:
             while waiting and free_slots:
                 trial, gpu = waiting.pop(0), free_slots.pop(0)
                 try:

@@ -34,7 +34,7 @@ def format_p(p):
 
 
 def format_difference(difference):
-    """Return the difference with its 95% CI, and its p-value, as text."""
+    """Return [difference with its 95% CI, p-value], two strings."""
     if difference is None:
         return ["-", "-"]
     low, high = difference.interval()
@@ -85,7 +85,7 @@ def align(rows):
 
 # -- Contrasts
 def default_contrasts(items):
-    """Return the contrasts PE - no PE and PE - control."""
+    """Return the contrasts PE - no PE and PE - control, as far as encodings are present."""
     encodings = {x.flags.get("pe") for x in items}
     if not encodings.issuperset(NONE_AND_PE):
         return []
@@ -139,6 +139,7 @@ def make_caption(figure, results, metrics, scale):
     if len(metrics) == 1:
         parts.append(metrics[0].label)
     if finished:
+        # Count trials that differ only in the seed
         n_seeds = Counter(str(result.flags | dict(seed=0)) for result in finished).values()
         parts.append(f"n = {format_range(min(n_seeds), max(n_seeds))}")
         if "accuracy" in " ".join(figure.metrics):
@@ -279,9 +280,9 @@ def claim_row(claim, link, results):
 
 
 def judge(p_values, corrected):
-    """Return the corrected p-value, as text, and the verdict."""
+    """Return [corrected p-value, outcome], two strings."""
     p_all_positive, p_any_negative = p_values
-    verdict = "inconclusive"
+    outcome = "inconclusive"
     if corrected <= ALPHA:
-        verdict = "supported" if p_all_positive < p_any_negative else "contradicted"
-    return [format_p(corrected), verdict]
+        outcome = "supported" if p_all_positive < p_any_negative else "contradicted"
+    return [format_p(corrected), outcome]

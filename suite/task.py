@@ -192,7 +192,7 @@ class Task:
         encoding(self.n_steps(), a.embed, **self.encoding_options())
 
     def load_inputs(self):
-        """Find or load what the trial reads, such as a text, before training."""
+        """Load files that the trial reads, such as a text; by default, there are none."""
 
     # -- the model
 
@@ -244,7 +244,7 @@ class Task:
     # -- the data
 
     def draw(self, rng_key, shape):
-        """Draw sequences (*shape, W) from rng_key alone; here W = L integers below K."""
+        """Draw sequences (*shape, W), given rng_key; by default, L uniform integers below K."""
         return common.uniform_integers(rng_key, (*shape, self.length), self.vocab)
 
     def make_batch(self, sequences):
@@ -252,7 +252,7 @@ class Task:
         raise NotImplementedError
 
     def held_out_probability(self, sequences):
-        """Return the probability that a random sequence, here uniform, is one of these."""
+        """Return the probability of drawing one of these sequences; default: uniform draws."""
         return len(sequences) * float(self.vocab) ** -sequences.shape[1]
 
     def held_out_sequences(self, device, *substream):
@@ -261,7 +261,10 @@ class Task:
         return common.distinct_sequences(self.draw, count, *stream, device=device)
 
     def batch_with_commands(self, sequences, targets, steps=None, mask=None):
-        """Return a Batch of sequences (B, L) and L commands; default steps: the commands'."""
+        """Return a Batch of sequences (B, L) followed by L commands.
+
+        Targets are at `steps`, by default at the commands.
+        """
         inputs = torch.cat(
             [sequences, torch.full_like(sequences, self.vocab)], dim=1
         )  # (B, 2L)
@@ -310,5 +313,8 @@ class Task:
         return [dict(zip(columns, example)) for example in examples]
 
     def task_metrics(self, metrics, correct):
-        """Add accuracy by position; `correct` (N, M) marks correct predictions."""
+        """Return the final metrics: by default, add accuracy by position.
+
+        `metrics` are the common ones; `correct` (N, M) marks correct predictions.
+        """
         return metrics | {"accuracy_by_position": correct.mean(0).tolist()}

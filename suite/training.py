@@ -12,7 +12,7 @@ import time
 import torch
 
 import common
-from suite import files, graphs, machine, stop
+from suite import files, graphs, interrupts, machine
 from suite.files import FAILED, NOT_FINITE, Exit
 from suite.progress import ProgressLine, format_time_left
 
@@ -32,7 +32,7 @@ def train(task):
     with files.lock(task.folder):
         trainer.setup()
         if not task.args.evaluate:
-            with stop.deferred():
+            with interrupts.deferred():
                 trainer.loop()
         trainer.finish()
     print(f"results in {task.folder}")
@@ -61,13 +61,13 @@ class Trainer:
         self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of self.curve
         self.iteration, self.seconds, self.curve = 0, 0.0, []
         self.rng_modules = [torch, torch.cuda] if device.type == "cuda" else [torch]
-        self.earlier_processes = []  # provenance of those that trained this trial before
-        self.process = {  # provenance of this one
+        self.run_info = {  # config and provenance of this process
             "task": task.name,
             "config": task.config,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **machine.provenance(engine, device),
         }
+        self.earlier_runs = []  # the same for earlier processes of this trial
 
     def loop(self):
         """Train until the last iteration or a signal, and save."""
@@ -89,7 +89,7 @@ class Trainer:
                     self.log()
                 if args.snapshot_every and (last or i % args.snapshot_every == 0):
                     self.save_snapshot()
-                stopping = last or stop.requested
+                stopping = last or interrupts.requested
                 if stopping or i % args.save_every == 0:
                     self.save()
                 if stopping:
@@ -149,8 +149,8 @@ class Trainer:
         if self.args.snapshot_every:
             (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
-        files.write_json(self.folder / "config.json", self.process)
-        summary = f"{self.process['parameters']:,} parameters on {self.process['device']}"
+        files.write_json(self.folder / "config.json", self.run_info)
+        summary = f"{self.run_info['parameters']:,} parameters on {self.run_info['device']}"
         start = "training from scratch"
         if self.args.evaluate:
             start = "evaluating"
@@ -188,7 +188,7 @@ class Trainer:
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
-        self.curve, self.earlier_processes = saved["rows"], saved["processes"]
+        self.curve, self.earlier_runs = saved["rows"], saved["processes"]
         for module, state in zip(self.rng_modules, saved["rng_states"]):
             module.set_rng_state(state.cpu())
 
@@ -203,7 +203,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng_states": [module.get_rng_state() for module in self.rng_modules],
-            "processes": [*self.earlier_processes, self.process | {"until": self.iteration}],
+            "processes": [*self.earlier_runs, self.run_info | {"until": self.iteration}],
         }
         text = "iteration,loss,accuracy,learning_rate,seconds\n"
         for row in self.curve:
@@ -256,12 +256,12 @@ class Trainer:
             message = f"{self.folder} has no checkpoint of its last iteration"
             raise Exit(FAILED, f"{message}: rerun without --evaluate, with --overwrite")
         self.model.eval()
-        process, earlier_processes = self.process, self.earlier_processes
+        run_info, earlier_runs = self.run_info, self.earlier_runs
         if self.args.evaluate:  # keep the provenance of training
-            *earlier_processes, trained = self.earlier_processes
-            process = trained | {"evaluated": self.process}
-        result = process | {
-            "earlier": earlier_processes,
+            *earlier_runs, trained = self.earlier_runs
+            run_info = trained | {"evaluated": self.run_info}
+        result = run_info | {
+            "earlier": earlier_runs,
             "metrics": self.task.evaluate(self.model, self.engine),
             "examples": self.task.examples(self.model, self.engine),
             "iterations": self.iteration,
