@@ -302,7 +302,7 @@ def prepare_tokens(data, vocab, folder):
     import sentencepiece
 
     texts = {split: read_paragraphs(data / f"wiki.{split}.raw") for split in SPLITS}
-    print(f"training the tokenizer, K = {vocab}: takes minutes, during which Ctrl-C must wait")
+    print(f"training the tokenizer, K = {vocab}: takes minutes; Ctrl-C takes effect afterwards")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -135,7 +135,7 @@ def describe_provenance(finished):
     n_dirty = sum(any(p.get("dirty") for p in result.processes) for result in finished)
 
     def distinct(name, length=40):
-        return ", ".join(sorted({clean(p.get(name))[:length] for p in processes}))
+        return ", ".join(sorted({clean(p.get(name) or "unknown")[:length] for p in processes}))
 
     provenance = (
         f"{distinct('device')}; torch {distinct('torch')}; commit {distinct('commit', 7)}"
@@ -308,9 +308,10 @@ def print_tables(args, script="", *names):
     available = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
     if not available:
         raise UsageError(f"no figure has trials at --scale {args.scale}")
-    if set(names) - {name for _, name in available}:
-        choices = ", ".join(name for _, name in available)
-        raise UsageError(f"no such figure at --scale {args.scale}; choose from: {choices}")
+    choices = [name for _, name in available]
+    if unknown := [name for name in names if name not in choices]:
+        found = f"{unknown[0]} has no trials at --scale {args.scale}"
+        raise UsageError(f"{found}; choose from: {', '.join(choices)}")
     lines, error = [], None
     for task_class, name in available:
         if not names or name in names:

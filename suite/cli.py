@@ -14,6 +14,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import common
@@ -261,8 +262,11 @@ def trials_of_figure(task_class, given, figure_name):
         figures = [task_class.figures[name] for name in names]
         scales = dict.fromkeys(s for figure in figures for s, x in figure.grids.items() if x)
         raise UsageError(f"{subject} has no trials: use --scale {' or '.join(scales)}")
+    left_out = Counter()
     for trial_flags in grid:
-        if any(given.get(k, x) != x for k, x in trial_flags.items() if k != "seed"):
+        differ = [k for k, x in trial_flags.items() if k != "seed" and given.get(k, x) != x]
+        if differ:
+            left_out[tuple(differ)] += 1
             continue
         for flags in cross(**trial_flags | {"seed": given.get("seed", trial_flags["seed"])}):
             task = make_task(task_class, given | flags)
@@ -271,6 +275,10 @@ def trials_of_figure(task_class, given, figure_name):
     trials = list(trials.values())
     if not trials:
         raise UsageError(f"{subject} has no trial with {mismatch(grid, given)}")
+    for (name, *others), n in left_out.items():
+        if not others and any(name not in trial.flags for trial in trials):
+            why = f"leaves out {n} trials of the figure, which set another value"
+            print(f"note: {option_string(name)} {given[name]} {why}", file=sys.stderr)
     if "index" not in given:
         return trials
     if given["index"] >= len(trials):

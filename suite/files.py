@@ -172,6 +172,7 @@ def print_result(task):
     with prefix_errors(path):
         for example in result.get("examples", []):
             print_example(**example)
+        print("test set:")
         for name, value in result["metrics"].items():
             if isinstance(value, int | float):
                 note = f" (chance: {chance(task):.3g})" if name == "token_accuracy" else ""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from common import UsageError
 from suite import files, interrupts, machine
-from suite.files import FAILED, Exit
+from suite.files import FAILED, NOT_FINITE, Exit
 from suite.progress import ProgressLine, format_time_left
 from suite.task import Task
 
@@ -68,7 +68,9 @@ def run(script, trials, n_parallel, slots):
                 exit_codes.append(process.returncode)
                 if process.returncode:
                     line.clear()
-                    print(f"exit code {process.returncode}, see {trial.folder / 'log.txt'}")
+                    diverged = process.returncode == NOT_FINITE
+                    why = "diverged" if diverged else f"exit code {process.returncode}"
+                    print(f"{why}, see {trial.folder / 'log.txt'}")
             line.update(format_progress)
             time.sleep(0.05)
     finally:  # end all processes, whatever happens

@@ -105,8 +105,8 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "norm of each encoding vector (ramp: of the last step's; learned: root mean square at "
-        "initialisation); default: 1, or sqrt(--embed) for learned",
+        "norm of each encoding vector (default: 1); ramp: of the last one; learned: RMS norm of "
+        "the initial ones (default: sqrt(--embed))",
         float,
     ),
     Flag(

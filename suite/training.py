@@ -96,7 +96,8 @@ class Trainer:
                     break
         finally:
             line.clear()
-        print(f"last checkpoint: iteration {self.iteration}")
+        state = "finished" if self.iteration == args.iterations else "interrupted"
+        print(f"training {state}; checkpoint saved at iteration {self.iteration}")
 
     # -- training step
 
