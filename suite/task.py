@@ -105,8 +105,8 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "norm of each encoding vector (default: 1); ramp: of the last one; learned: RMS norm of "
-        "the initial ones (default: sqrt(--embed))",
+        "norm of each encoding vector (default: 1); ramp: of the last one; learned: RMS norm "
+        "of the initial ones (default: sqrt(--embed))",
         float,
     ),
     Flag(
