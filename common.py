@@ -69,7 +69,7 @@ class Batch(NamedTuple):
 
 
 def logits_to_grad_(logits, target, weights):
-    """Return the weighted sums of cross-entropy and accuracy; target and weights are (n, 1).
+    """Return weighted cross-entropy and accuracy, each summed; target and weights are (n, 1).
 
     Overwrite logits (n, K) with the loss gradient, weights * (softmax - one-hot).
     """
@@ -177,12 +177,12 @@ def learning_rate(i, peak, warmup, iterations):
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
+    A subclass defines make_table(n_steps, size), with vectors of norm 1 or of `table_norm`.
     Vectors are scaled to norm `amplitude` (default: not scaled) and are zero at `zeroed_steps`.
-    A subclass defines make_table(n_steps, size).
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    has_fast = True  # by --engine fast; set it to False if you override `join`
+    has_fast = True  # --engine fast uses vectors(), not join(); False if they disagree
     unused_flags = ("bands",)  # flags that have no effect and are rejected
 
     def __init__(
@@ -503,10 +503,10 @@ def distinct_sequences(draw, count, *key_parts, device):
 class HeldOutSet:
     """Test sequences (N, W), excluded from training by rejection sampling.
 
-    `probability` is that of drawing one of them at random. The number of tries is fixed, to
-    avoid host-device synchronisation: of `n_candidates` drawn for each training sequence, the
-    first that is not held out is used. With a probability below 1e-18, all are held out; then a
-    fixed fallback sequence is used.
+    `probability` is that of a random sequence being one of them. The number of tries is fixed,
+    to avoid host-device synchronisation: of `n_candidates` drawn for each training sequence,
+    the first that is not held out is used. The probability that all candidates are held out is
+    at most 1e-18; then a fixed fallback sequence is used.
     """
 
     def __init__(self, sequences, probability):
@@ -541,7 +541,7 @@ def predict(compute_features, model, batch, batch_size):
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
         chunk = batch.select(slice(start, start + batch_size))
-        logits = model.readout(compute_features(model, chunk))  # (M, b, K)
+        logits = model.readout(compute_features(model, chunk))  # (M, chunk, K)
         predictions.append(logits.argmax(-1).T)
         targets = chunk.targets.T.flatten()
         loss = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")

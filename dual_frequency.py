@@ -73,7 +73,7 @@ class DualFrequency(Reverse):
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
     def held_out_probability(self, sequences):
-        """Return the probability of drawing one of these sequences."""
+        """Return the probability that a draw is one of these."""
         rare = (sequences >= self.vocab // 2).sum(1).double()
         probabilities = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
         return probabilities.sum().item() * (2 / self.vocab) ** self.length

@@ -93,7 +93,7 @@ DUP_CONTRAST = encoding_contrast("dup", "none")
 
 
 def random_and_learned_contrasts(control):
-    """Return Contrasts of random and learned vectors with no PE, a control and PE."""
+    """Return Contrasts: random and learned vectors minus no PE and a control; PE minus them."""
     contrasts = []
     for pe in ("random", "learned"):
         pairs = (pe, "none"), (pe, control), ("sin", pe)
@@ -140,7 +140,7 @@ def training_budget_grid(pe="none", iterations=300_000, batch=512, **flags):
 
 
 def budget_contrasts(iterations, batch):
-    """Return Contrasts of no PE at 2x with no PE at 1x and with PE at 1x."""
+    """Return Contrasts: no PE at 2x iterations or batch size minus no PE and PE at 1x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
     sin = none | dict(pe="sin")

@@ -16,9 +16,9 @@ their sum. The initial state is zero.
     prev (n, H)      the previous state of the rows at a step
     h (N, H)         the output
 
-In backward passes, h's gradient is d_out (from the readout) plus d_h (from the next step,
-through W). d_state is the state's gradient; in a GRU, where h is the state, it is the part
-that does not pass through W, and is added, too.
+Backward passes: an LSTM's dL/dh is d_out (from the readout) + d_h (from the next step), and
+d_state is dL/dc from the next step. A GRU's state is h, so dL/dh is d_out + d_h + d_state,
+where d_h is the next step's part through W, and d_state the rest.
 """
 
 from functools import partial
@@ -38,8 +38,9 @@ def on_cpu(x):  # replaced in tests
 #
 # On a CPU, steps are in place. `gate_views` are views of the four gates in one step. They hold
 # pre-activations, then activations, and after the backward step pre-activation gradients.
-# torch's tanh is slow on some CPUs, so we compute tanh(a) = 1 - 2 sigmoid(-2a). All terms of a
-# except the GRU's r q are multiplied by -2 before the scan, which is exact.
+# torch's tanh is slow on some CPUs, so we compute tanh(a) = 1 - 2 sigmoid(-2a). To get -2a, the
+# inputs' part and the LSTM's W are scaled before the scan, r q and c in each step; factors of 2
+# are exact.
 ZERO = torch.zeros(())
 ONE = torch.ones(())
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -179,9 +180,9 @@ def previous_states(state, sizes):
 
 
 def prefill_gates(by_token, by_step, tokens, sizes, weight, bias):
-    """For CPUs: return gates (N, 4H) that hold the inputs' part, and W.T.
+    """For CPUs: return gates (N, 4H) that hold the inputs' part (GRU: and q's bias), and W.T.
 
-    Terms that enter a tanh are multiplied by -2.
+    The inputs' part of g or n is multiplied by -2, and so are the LSTM's columns of W.T for g.
     """
     G, H = weight.shape
     scale = weight.new_ones(G)

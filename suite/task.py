@@ -1,6 +1,6 @@
 """Base class of the tasks, and the flags that tasks share, with the paper's values as defaults.
 
-README.md has an example of a subclass.
+sort.py is a small example of a subclass.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def parse_seeds(text):
 
 
 def parse_bands(text):
-    """Parse START:END, a range of frequencies."""
+    """Check START:END, a range of frequencies; return it in normal form."""
     try:
         start, end = map(float, text.split(":"))
     except ValueError:
@@ -252,7 +252,7 @@ class Task:
         raise NotImplementedError
 
     def held_out_probability(self, sequences):
-        """Return the probability of drawing one of these sequences; default: uniform draws."""
+        """Return the probability that a draw is one of these; by default, draws are uniform."""
         return len(sequences) * float(self.vocab) ** -sequences.shape[1]
 
     def held_out_sequences(self, device, *substream):

@@ -32,7 +32,9 @@ def train(task):
     with files.lock(task.folder):
         trainer.setup()
         if not task.args.evaluate:
-            with interrupts.deferred():
+            with (
+                interrupts.deferred()
+            ):  # after a signal, the process exits at the end of the block
                 trainer.loop()
         trainer.finish()
     print(f"results in {task.folder}")
