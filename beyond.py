@@ -86,7 +86,7 @@ class Mamba(nn.Module):
         return self.out_proj(y if isinstance(steps, slice) else select_steps(y, steps))
 
     def convolve(self, u):
-        """Convolve causally with the weights of self.conv1d, which is slower on a CPU."""
+        """Convolve causally with self.conv1d's weights; calling conv1d is slower on a CPU."""
         weight = self.conv1d.weight[:, 0].T  # (width, D)
         padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
         return self.conv1d.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))

@@ -354,7 +354,7 @@ ENCODINGS = {
 
 # -- Layers: layer(x, steps) maps x (T, B, input_size) to outputs at target steps (M, B, H)
 def select_steps(h, steps):
-    """Select the target steps of h (T, B, H): (M, B, H); or targets of packed h (N, H)."""
+    """Select outputs at target steps: h (T, B, H) -> (M, B, H), or rows of packed h (N, H)."""
     if isinstance(steps, slice):
         return h[steps]
     if h.dim() == 2:
@@ -426,7 +426,7 @@ class S4D(nn.Module):
         start, stop = required_range(steps, len(x))
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
         flipped_kernel = F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
-        # [m, j] = kernel[stop - 1 - m - j]: m = 0 is the last step
+        # hankel[:, m, j] = kernel[:, stop - 1 - m - j]; m is the output at step stop - 1 - m
         hankel = flipped_kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop)
         y = (hankel @ u[:, :stop].contiguous()).flip(1)  # (H, M, B)
         return self.output(y + self.D[:, None, None] * u[:, start:stop], steps)
@@ -512,7 +512,7 @@ class HeldOutSet:
     def __init__(self, sequences, probability):
         if probability > 0.5:
             raise UsageError(
-                f"--held-out {len(sequences)} is {probability:.0%} of all sequences, more than "
+                f"{len(sequences)} held-out sequences are {probability:.0%} of random draws, over "
                 "half: raise --vocab or --length, or lower --held-out"
             )
         self.sequences, self.hashes = sequences, hash_sequences(sequences).sort().values

@@ -65,8 +65,8 @@ NOT_LIKE_PE = {  # differences from the sinusoid
     "shuffled": "not continuous",
 }
 ONE_SIDED = {
-    "PE on inputs only": dict(pe="sin", encode="input"),
-    "PE on outputs only": dict(pe="sin", encode="output"),
+    "PE in the first half": dict(pe="sin", encode="input"),
+    "PE in the second half": dict(pe="sin", encode="output"),
 }
 THIRDS = {
     "high-frequency third": dict(pe="sin", bands="0:0.3334"),

@@ -95,8 +95,9 @@ def log_error(result):
 def rarity_contrasts(metric=""):
     """Yield the contrasts R1 and R2 of each model.
 
-    R1 (splitting tokens hurts without PE): no PE, K = M minus K = 256 with M outputs. R2 (PE
-    helps more after splitting): PE - no PE, K = 256 with M outputs minus K = M.
+    R1: no PE, K = M minus K = 256 with M outputs. R2: PE - no PE, K = 256 with M outputs minus
+    K = M. In accuracy, R1 > 0 if splitting tokens hurts, and R2 > 0 if PE then helps more; in
+    log error, signs are reversed.
     """
     none = dict(pe="none")
     for model, M in N_OUTPUTS.items():

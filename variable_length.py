@@ -98,7 +98,7 @@ class VariableLength(Reverse):
         return metrics | {"by_length": by_length}
 
 
-# -- Figs. 11 and 14; at desk scale, lengths are 16 to 32 and the model is smaller
+# -- Figs. 11 and 14; at desk scale, they set lengths 16 to 32 and a smaller model
 SMALL_REVERSAL = dict(length=32, hidden=64, embed=64, lr=2e-2, vocab=16)
 SMALL_REVERSAL_LSTM = dict(model="lstm", iterations=3000, **SMALL_REVERSAL)
 

@@ -16,7 +16,7 @@ CONTROLS = ["constant", "dup"]  # same input size as with PE, but no position
 
 
 def cross(**flags):
-    """Return a grid of trials: all combinations of the flags' values; default: five seeds."""
+    """Return all combinations of the values as trials; unless given, seeds are 0 to 4."""
     flags.setdefault("seed", range(5))  # as in the paper
     choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
     return [dict(zip(flags, values)) for values in itertools.product(*choices)]
@@ -258,13 +258,13 @@ def speed_up(label, log2_ratio):
 
 
 def log2_budget_to_match(log2_budgets, no_pe, pe):
-    """Return log2 of the budget at which no PE reaches the accuracy of PE at 1x."""
-    errors = np.subtract(1, no_pe)  # they fall with the budget
+    """Return log2 of the budget at which models without PE match those with PE at 1x."""
+    errors = np.subtract(1, no_pe)  # `crossing` looks for a fall
     return crossing(log2_budgets, errors, 1 - pe[0])
 
 
 def log2_budget_saved(log2_budgets, no_pe, pe):
-    """Return log2 of (longest budget / budget at which PE reaches no PE's final accuracy)."""
+    """Return log2 of (longest budget / budget at which PE matches it without PE)."""
     log2_savings = log2_budgets[-1] - log2_budgets[::-1]  # from the longest budget down
     return crossing(log2_savings, pe[::-1], no_pe[-1])
 
