@@ -512,7 +512,7 @@ class HeldOutSet:
     def __init__(self, sequences, probability):
         if probability > 0.5:
             raise UsageError(
-                f"{len(sequences)} held-out sequences are {probability:.0%} of random draws, over "
+                f"{len(sequences)} held-out sequences are {probability:.0%} of draws, over "
                 "half: raise --vocab or --length, or lower --held-out"
             )
         self.sequences, self.hashes = sequences, hash_sequences(sequences).sort().values
