@@ -172,7 +172,7 @@ def worst_quarter_gap(result):
 def position_curves(result):
     """Yield accuracy over the target's position, one curve per condition."""
     for condition, values in result.metrics["by_condition"].items():
-        panel = f"{model_label(result.flags['model'])}, {condition}"
+        panel = f"{model_label(result.flags['model'])}, {condition.title()}"
         yield panel, result.flags["pe"], dict(enumerate(values, 1))
 
 

@@ -310,7 +310,7 @@ def initial_gap_excess(result):
 
 def snapshot_curves(result):
     for condition, values in result.metrics["by_condition"].items():
-        panel = f"{model_label(result.flags['model'])}, {condition}"
+        panel = f"{model_label(result.flags['model'])}, {condition.title()}"
         points = {int(iteration): value for iteration, value in values.items()}
         yield panel, result.flags["pe"], points
 

@@ -1549,7 +1549,7 @@ def test_a_figure_is_drawn():
     ends(0, SMOKE)
     ends(0, f"'{HERE}/reverse.py' fig2 --scale smoke", report)
     (picture,) = Path().rglob("*.svg")
-    assert ">LSTM</text>" in picture.read_text()
+    assert ">LSTM (n = 1)</text>" in picture.read_text()
 
 
 def test_the_results_page_is_that_of_the_committed_results():

@@ -99,13 +99,16 @@ def plot(figure, results, path):
         for position, key in enumerate(itertools.product(metrics, titles), 1):
             if key in panels:
                 metric, title = key
+                counts = sorted({len(ys) for ys in panels[key].values()})
+                n = " or ".join(map(str, counts))
                 ax = axes[metric] = fig.add_subplot(
-                    n_rows, n_columns, position, sharey=axes.get(metric), title=title
+                    n_rows, n_columns, position, sharey=axes.get(metric)
                 )
+                ax.set_title(f"{title} (n = {n})")
                 draw_panel(ax, figure, panels[key], styles, chances[key])
                 label_y(ax, metric, results[0].config.get("length"))
         fig.suptitle(figure.title)
-        add_legend(fig, {len(ys) for panel in panels.values() for ys in panel.values()})
+        add_legend(fig)
         svg = io.BytesIO()
         fig.savefig(svg, format="svg", metadata={"Date": None})
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,16 +179,15 @@ def draw_samples(ax, samples, width, color, marker, label):
             ax.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
 
 
-def add_legend(fig, counts):
+def add_legend(fig):
     handles = {}
     for ax in fig.axes:
         ax_handles, labels = ax.get_legend_handles_labels()
         handles.update(zip(labels, ax_handles))
-    n = ", ".join(map(str, sorted(counts)))
     fig.legend(
         handles.values(),
         handles,
-        title=f"mean over seeds, 95% CI (Student's t), n = {n}",
+        title="mean over n seeds, 95% CI (Student's t)",
         loc="outside lower center",
         ncols=5,
         frameon=False,
