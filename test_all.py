@@ -87,7 +87,7 @@ HERE = Path(__file__).resolve().parent
 README, RESULTS = ((HERE / name).read_text() for name in ("README.md", "RESULTS.md"))
 CPU = torch.device("cpu")
 SMOKE = "--scale smoke --device cpu"
-BATTERY = [  # every synthetic task, with flags
+SYNTHETIC_TASKS = [  # every synthetic task, with flags
     (Reverse, ""),
     (VariableLength, "--min-length 3"),
     (DualFrequency, ""),
@@ -99,7 +99,7 @@ BATTERY = [  # every synthetic task, with flags
 PAPER_MODELS = "gru", "lstm", "s4d"
 PAPER_ENCODINGS = "sin", "random", "learned"
 TABLE_ENCODINGS = *PAPER_ENCODINGS, "constant", "ramp", "counter", "shuffled"
-PLAIN, FAST = machine.Engine("torch"), machine.Engine("fast")
+TORCH, FAST = machine.Engine("torch"), machine.Engine("fast")
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
 torch.set_num_threads(1)
@@ -111,13 +111,13 @@ if "--on-gpu" not in sys.argv:
 
 # -- Command lines, in this process or in others
 @contextlib.contextmanager
-def workplace():
+def temp_cwd():
     """Create a temporary folder and make it the current one."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         yield Path(folder)
 
 
-def ends(wanted, words, task=Reverse):
+def run_cli(expected, words, task=Reverse):
     """Run a command line; assert its exit code and, unless that is 0, one line on stderr.
 
     Returns its output. `task` may also be the module `report`.
@@ -134,16 +134,16 @@ def ends(wanted, words, task=Reverse):
         except SystemExit as stop:
             code = stop.code
     out, err = out.getvalue(), err.getvalue()
-    assert code == wanted and err.count("\n") == (wanted != 0), (words, code, out, err)
+    assert code == expected and err.count("\n") == (expected != 0), (words, code, out, err)
     return out + err
 
 
-def refuses(words, task=Reverse):
+def assert_rejects(words, task=Reverse):
     """One line, exit code 2, and nothing is created or changed."""
     before = read_files()
-    said = ends(2, words, task)
-    assert read_files() == before and "usage:" not in said, (words, said)
-    return said
+    message = run_cli(2, words, task)
+    assert read_files() == before and "usage:" not in message, (words, message)
+    return message
 
 
 def reset_signals():
@@ -152,8 +152,8 @@ def reset_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def fork(words, task=Reverse, before=None):
-    """Run a command line in a child process, which calls `before` first.
+def fork(words, task=Reverse, preexec_fn=None):
+    """Run a command line in a child process, which calls `preexec_fn` first.
 
     Its output is appended to the files stdout and stderr.
     """
@@ -165,8 +165,8 @@ def fork(words, task=Reverse, before=None):
         for number, name in (1, "stdout"), (2, "stderr"):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         reset_signals()
-        if before:
-            before()
+        if preexec_fn:
+            preexec_fn()
         sys.argv[1:] = shlex.split(words)
         code = cli.main(task)
     except BaseException:  # noqa: BLE001
@@ -175,13 +175,13 @@ def fork(words, task=Reverse, before=None):
         os._exit(code)
 
 
-def child_ends(wanted, words, task=Reverse, before=None):
-    """As `ends`, in a child process. Returns its stderr."""
+def run_child(expected, words, task=Reverse, preexec_fn=None):
+    """As `run_cli`, in a child process. Returns its stderr."""
     Path("stderr").unlink(missing_ok=True)
-    code = wait(fork(words, task, before))
-    said = Path("stderr").read_text()
-    assert code == wanted and "Traceback" not in said, (words, code, said)
-    return said
+    code = wait(fork(words, task, preexec_fn))
+    message = Path("stderr").read_text()
+    assert code == expected and "Traceback" not in message, (words, code, message)
+    return message
 
 
 def wait(child):
@@ -271,7 +271,7 @@ def read_curve(folder):
 
 
 def outcome(folder):
-    """What interruptions must not change."""
+    """Weights, curve and metrics, which interruptions must not change."""
     weights = {}
     for name, x in load(folder / "last.pt")["model"].items():
         weights[name] = x.numpy().tobytes()
@@ -288,26 +288,28 @@ def gradients(model, batch, features):
     return loss, accuracy, {name: p.grad for name, p in model.named_parameters()}
 
 
-def close(got, wanted, tolerance):
-    """Assert a small error, relative to the largest wanted number."""
-    got, wanted = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (got, wanted))
-    assert got.shape == wanted.shape, (got.shape, wanted.shape)
-    error, largest = (got - wanted).abs().max().item(), wanted.abs().max().item()
+def assert_close(actual, expected, tolerance):
+    """Assert a small error, relative to the largest expected number."""
+    actual, expected = (
+        torch.as_tensor(x, dtype=torch.float64).detach() for x in (actual, expected)
+    )
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    error, largest = (actual - expected).abs().max().item(), expected.abs().max().item()
     assert error <= tolerance * largest, f"error {error:.3g}, largest number {largest:.3g}"
 
 
-def assert_fair(counts, expected):
+def assert_chi_square(counts, expected):
     """Pearson's statistic is below a bound that fair draws exceed with probability e^-10."""
-    free = len(counts) - 1
+    dof = len(counts) - 1
     statistic = sum((n - mean) ** 2 / mean for n, mean in zip(counts, expected))
-    bound = free + 2 * math.sqrt(10 * free) + 20  # Laurent and Massart, 2000
-    assert statistic < bound, f"chi-square {statistic:.1f} with {free} degrees of freedom"
+    bound = dof + 2 * math.sqrt(10 * dof) + 20  # Laurent and Massart, 2000
+    assert statistic < bound, f"chi-square {statistic:.1f} with {dof} degrees of freedom"
 
 
 def assert_uniform(outcomes, cells):
     counts = Counter(outcomes)
     assert len(counts) == cells, f"{len(counts)} of {cells} outcomes"
-    assert_fair(counts.values(), [counts.total() / cells] * cells)
+    assert_chi_square(counts.values(), [counts.total() / cells] * cells)
 
 
 # -- common.py: the released code's numbers, and every part by hand
@@ -343,20 +345,20 @@ def check_released_case(kind, pe, theirs):
     every_step = common.Batch(tokens, None, slice(None))
     answered = slice(length, 2 * length)
     batch = common.Batch(tokens, tokens[:, :length].flip(1), answered, n_commands=length)
-    for engine in PLAIN, FAST:
+    for engine in TORCH, FAST:
         logits = model.readout(engine.features(model, every_step)).transpose(0, 1)
         loss, _, found = gradients(model, batch, engine.features)
         ours = {"logits": logits, "loss": loss, "grad_embedding": found["embedding.weight"]}
         ours["grad_norm"] = torch.nn.utils.get_total_norm(list(found.values()))
         for name in ours.keys() & theirs.keys():
-            close(ours[name], theirs[name], tolerance)
+            assert_close(ours[name], theirs[name], tolerance)
     if "stability" in theirs:
         target = int(theirs.get("stab_prefix", 0)) + 1
         found = stability.stability(model, theirs["stab_a"], theirs["stab_b"], target)
-        close(found, theirs["stability"], 1e-4 if kind == "s4d" else tolerance)
+        assert_close(found, theirs["stability"], 1e-4 if kind == "s4d" else tolerance)
 
 
-def test_released_code_gives_the_same_numbers():
+def test_matches_released_code():
     """With the author's weights: logits, loss, gradients and stability of the author's code."""
     cases = {}  # {case: {name: tensor}}
     for path, numbers in np.load(HERE / "released_code.npz").items():
@@ -367,7 +369,7 @@ def test_released_code_gives_the_same_numbers():
         check_released_case(*case.split("-"), theirs)
 
 
-def test_data_are_those_of_the_committed_trials():
+def test_data_match_golden_hashes():
     """The hashes of a held-out set and of a batch, which must never change."""
     task = task_of("--vocab 2 --length 4 --held-out 8", build=True)
     rows = task.held_out_set.sequences, task.training_batch(300_000).inputs
@@ -386,7 +388,7 @@ def waves(steps, size):
     return (1j * t / 10000 ** (2 * n / size)).exp()
 
 
-def test_encodings_are_scaled_joined_and_cut():
+def test_amplitude_combine_and_encode():
     """--amplitude, --combine and --encode."""
     tokens = torch.randn(16, 2, 4)
     zeroed_steps = {"both": slice(0), "input": slice(8, 16), "output": slice(8)}
@@ -396,21 +398,21 @@ def test_encodings_are_scaled_joined_and_cut():
         if pe == "learned":
             vectors = vectors / 2  # its own norm is the root of 4
         elif pe != "ramp":
-            close(vectors.norm(dim=1), torch.full((16,), 3.0), 1e-6)
+            assert_close(vectors.norm(dim=1), torch.full((16,), 3.0), 1e-6)
         vectors[zeroed_steps[encode]] = 0
         vectors = vectors[:, None].expand(16, 2, 4)
-        wanted = tokens + vectors if combine == "add" else torch.cat([tokens, vectors], 2)
+        expected = tokens + vectors if combine == "add" else torch.cat([tokens, vectors], 2)
         encoding = encoding_of(f"{words} --amplitude 3 --combine {combine} --encode {encode}")
-        close(encoding.join(tokens), wanted, 1e-6)
+        assert_close(encoding.join(tokens), expected, 1e-6)
     constant = encoding_of("--embed 6 --pe constant").vectors(22)
     assert torch.equal(constant, constant[:1].expand(22, 6))
 
 
-def test_bands_keep_a_part_of_the_sinusoid():
-    wanted = torch.view_as_real(waves(12, 8)).flip(2)  # (T, 4, 2) of sines and cosines
-    wanted[:, [0, 3]] = 0
+def test_bands_of_the_sinusoid():
+    expected = torch.view_as_real(waves(12, 8)).flip(2)  # (T, 4, 2) of sines and cosines
+    expected[:, [0, 3]] = 0
     encoding = encoding_of("--length 6 --embed 8 --bands 0.25:0.75 --amplitude 2")
-    close(encoding.vectors(12), wanted.flatten(1) * 2 / math.sqrt(2), 1e-6)
+    assert_close(encoding.vectors(12), expected.flatten(1) * 2 / math.sqrt(2), 1e-6)
 
 
 def check_layer(layer, by_equations):
@@ -420,9 +422,9 @@ def check_layer(layer, by_equations):
         p.data += torch.randn_like(p) / 4
     x = torch.randn(7, 2, 3).double()
     everything = by_equations(layer, x)
-    close(layer(x, slice(2, 6)), everything[2:6], 1e-10)
+    assert_close(layer(x, slice(2, 6)), everything[2:6], 1e-10)
     of_rows = torch.stack([everything[[0, 6], 0], everything[[3, 5], 1]], 1)
-    close(layer(x, torch.tensor([[0, 6], [3, 5]])), of_rows, 1e-10)
+    assert_close(layer(x, torch.tensor([[0, 6], [3, 5]])), of_rows, 1e-10)
 
 
 def run_s4d(layer, x, state=0):
@@ -473,12 +475,12 @@ def test_layers_by_their_equations():
     check_layer(common.MinGRU(3, 5), mingru_by_its_recurrence)
 
 
-def test_s4d_begins_as_published():
+def test_s4d_initialisation():
     layer = common.S4D(4, 2000)
     steps = torch.linspace(math.log(1e-3), math.log(1e-1), 2000)  # what a fair draw is near to
-    close(layer.log_dt.sort().values, steps, 0.02)
-    close(layer.log_A_real[7].exp(), [0.5] * 32, 1e-6)
-    close(layer.A_imag[7], math.pi * torch.arange(32), 1e-6)
+    assert_close(layer.log_dt.sort().values, steps, 0.02)
+    assert_close(layer.log_A_real[7].exp(), [0.5] * 32, 1e-6)
+    assert_close(layer.A_imag[7], math.pi * torch.arange(32), 1e-6)
 
 
 def one_edit_from(x):
@@ -508,25 +510,25 @@ def letters(strings):
     return np.array([list(x) for x in strings])
 
 
-def test_edit_distances_by_search():
+def test_damerau_levenshtein_matches_bfs():
     strings = {"".join(x) for n in range(6) for x in product("012", repeat=n)}
     for start in (x for x in strings if len(x) in (1, 2, 4)):
         found = distances_from(start, strings)
         for n in range(1, 5):
             others = [x for x in found if len(x) == n]
             ours, theirs = letters([start] * len(others)), letters(others)
-            got = common.damerau_levenshtein(ours, theirs)
-            assert got.tolist() == [found[x] for x in others], start
+            actual = common.damerau_levenshtein(ours, theirs)
+            assert actual.tolist() == [found[x] for x in others], start
 
 
 def evaluate_by_hand(model, batch):
     """-> loss, whether each answer is right (B, M), whether it counts (B, M)"""
-    counts = torch.ones_like(batch.targets).bool()
+    mask = torch.ones_like(batch.targets).bool()
     if batch.mask is not None:
-        counts = batch.mask
+        mask = batch.mask
     logits = model(batch).transpose(0, 1)  # (B, M, K)
-    loss = F.cross_entropy(logits[counts], batch.targets[counts])
-    return loss, (logits.argmax(-1) == batch.targets).double(), counts
+    loss = F.cross_entropy(logits[mask], batch.targets[mask])
+    return loss, (logits.argmax(-1) == batch.targets).double(), mask
 
 
 def test_metrics_by_hand():
@@ -543,7 +545,7 @@ def train_plainly(task, model, rates):
     adam = torch.optim.Adam(model.parameters(), betas=(0.8, 0.98), eps=1e-3, foreach=False)
     rows = []
     for i, rate in enumerate(rates, 1):
-        loss, accuracy, _ = gradients(model, task.training_batch(i), PLAIN.features)
+        loss, accuracy, _ = gradients(model, task.training_batch(i), TORCH.features)
         rows.append([loss.item(), accuracy.item()])
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         assert norm > 0.1, "clipping does something"
@@ -552,7 +554,7 @@ def train_plainly(task, model, rates):
     return np.array(rows)
 
 
-def test_training_is_plain_adam():
+def test_training_matches_reference_loop():
     words = f"{SMOKE} --model gru --lr 0.012 --warmup 3 --iterations 6 --log-every 2"
     words += " --clip 0.05 --beta1 0.8 --beta2 0.98 --eps 1e-3 --seed 3"
     rates = 0.004, 0.008, 0.012, 0.009, 0.003, 0  # half a cosine after a warm-up of three
@@ -560,21 +562,23 @@ def test_training_is_plain_adam():
     torch.manual_seed(3)
     model = task.make_model()
     means = train_plainly(task, model, rates).reshape(3, 2, 2).mean(1)
-    ends(0, words)
-    wanted = np.column_stack([[2, 4, 6], means, rates[1::2]])
-    assert np.allclose(read_curve(folder_in()), wanted, rtol=1e-5, atol=1e-9)
+    run_cli(0, words)
+    expected = np.column_stack([[2, 4, 6], means, rates[1::2]])
+    assert np.allclose(read_curve(folder_in()), expected, rtol=1e-5, atol=1e-9)
     for name, weights in load_last()["model"].items():
         assert torch.allclose(weights, model.state_dict()[name], rtol=0, atol=2e-5), name
 
 
 # -- Data: what is drawn, held out, asked and counted
 def check_batches(device, compiled=False):
-    for script, flags in BATTERY:
+    for task_class, flags in SYNTHETIC_TASKS:
         words = f"--vocab 50 --length 6 --batch 40 {flags}"
-        task = task_of(words, script, build=True)
-        alike = task_of(f"{words} --model gru --iterations 3 --lr 1", script)  # its data are
+        task = task_of(words, task_class, build=True)
+        alike = task_of(
+            f"{words} --model gru --iterations 3 --lr 1", task_class
+        )  # its data are
         alike.prepare_data(device)
-        other = task_of(f"{words} --seed 4", script, build=True)
+        other = task_of(f"{words} --seed 4", task_class, build=True)
         draw = alike.training_batch
         if compiled:
             draw = torch.compile(draw, dynamic=False)
@@ -587,7 +591,7 @@ def check_batches(device, compiled=False):
             assert not torch.equal(batch.inputs, different.inputs)
 
 
-def test_a_batch_depends_on_the_seed_and_the_iteration_alone():
+def test_batch_depends_on_seed_and_iteration_only():
     check_batches(CPU)
 
 
@@ -621,9 +625,9 @@ def enumerate_rows(task):
             yield x, 1
 
 
-def test_held_out_rows_are_never_trained_on_and_others_have_their_probability():
-    for script, flags in SCARCE:
-        task = task_of(f"{flags} --batch 512", script, build=True)
+def test_training_skips_held_out_sequences_and_keeps_the_distribution():
+    for task_class, flags in SCARCE:
+        task = task_of(f"{flags} --batch 512", task_class, build=True)
         rows, weights = task.held_out_set.sequences, dict(enumerate_rows(task))
         held_out = set(map(tuple, rows.tolist()))
         assert len(held_out) == len(rows) and held_out < weights.keys()
@@ -636,9 +640,9 @@ def test_held_out_rows_are_never_trained_on_and_others_have_their_probability():
         assert held_out.isdisjoint(map(tuple, spared.tolist()))
         counts = Counter(map(tuple, trained.tolist()))
         allowed = {row: weight for row, weight in weights.items() if row not in held_out}
-        assert counts.keys() <= allowed.keys(), script
+        assert counts.keys() <= allowed.keys(), task_class
         expected = np.array(list(allowed.values())) * counts.total() / sum(allowed.values())
-        assert_fair([counts[row] for row in allowed], expected)
+        assert_chi_square([counts[row] for row in allowed], expected)
 
 
 def read_batch(batch, b):
@@ -651,33 +655,33 @@ def read_batch(batch, b):
     return read, {step: target for step, target, weight in answers if weight}
 
 
-def answers_by_hand(script, x):
+def expected_targets(task_class, x):
     """-> the first answered step, the targets from there on (L = 5)"""
-    if script is Predecessor:
+    if task_class is Predecessor:
         return 5, [x[x.index(x[5]) - 1]]
-    if script is DelayedAddition:
+    if task_class is DelayedAddition:
         return 5, [(x[4 - i] + x[5 + i]) % 10 for i in range(5)]
-    if script is Rarity:
+    if task_class is Rarity:
         return len(x), [code % 2 for code in reversed(x)]
-    return len(x), sorted(x) if script is Sort else x[::-1]
+    return len(x), sorted(x) if task_class is Sort else x[::-1]
 
 
-def test_batches_by_brute_force():
-    for script, flags in BATTERY:
-        task = task_of(f"--vocab 10 --length 5 --held-out 20 {flags}", script, build=True)
+def test_inputs_and_targets_by_task():
+    for task_class, flags in SYNTHETIC_TASKS:
+        task = task_of(f"--vocab 10 --length 5 --held-out 20 {flags}", task_class, build=True)
         rows = task.draw(common.key(1), (300,))
         batch = task.make_batch(rows)
         for b, row in enumerate(rows.tolist()):
             x = [integer for integer in row if integer < 10]
-            first, answers = answers_by_hand(script, x)
+            first, answers = expected_targets(task_class, x)
             read = x + [10] * (task.n_steps() - len(x))
-            wanted = read, dict(enumerate(answers, first))
-            assert read_batch(batch, b) == wanted, (script, row)
+            expected = read, dict(enumerate(answers, first))
+            assert read_batch(batch, b) == expected, (task_class, row)
 
 
-def check_conditions(task, right, by_condition):
+def check_conditions(task, correct, by_condition):
     """dual_frequency.py has two rows per condition and position of the target, in order."""
-    close(list(by_condition.values()), right.view(4, 8, 2).mean(2), 1e-6)
+    assert_close(list(by_condition.values()), correct.view(4, 8, 2).mean(2), 1e-6)
     rows, batch = task.held_out_set.sequences.tolist(), task.held_out_batch()
     for b, (condition, position, _) in enumerate(product(by_condition, range(8), range(2))):
         assert read_batch(batch, b)[1] == {15 - position: rows[b][position]}
@@ -688,76 +692,76 @@ def check_conditions(task, right, by_condition):
 
 def test_evaluation_by_hand():
     """Held-out metrics, also by length, and by condition and position."""
-    for script, flags in BATTERY:
-        task = task_of(f"--scale smoke --held-out 64 --batch 7 {flags}", script, build=True)
+    for task_class, flags in SYNTHETIC_TASKS:
+        task = task_of(f"--scale smoke --held-out 64 --batch 7 {flags}", task_class, build=True)
         model = task.make_model()
-        loss, right, counts = evaluate_by_hand(model, task.held_out_batch())
-        metrics = task.evaluate(model, PLAIN)
-        accuracy = metrics["accuracy" if script is Predecessor else "token_accuracy"]
-        close(accuracy, right[counts].mean(), 1e-12)
-        close(metrics["cross_entropy"], loss, 1e-6)
-        if script is VariableLength:
+        loss, correct, mask = evaluate_by_hand(model, task.held_out_batch())
+        metrics = task.evaluate(model, TORCH)
+        accuracy = metrics["accuracy" if task_class is Predecessor else "token_accuracy"]
+        assert_close(accuracy, correct[mask].mean(), 1e-12)
+        assert_close(metrics["cross_entropy"], loss, 1e-6)
+        if task_class is VariableLength:
             for length, accuracy in metrics["by_length"].items():
-                of_length = counts & (counts.sum(1, keepdim=True) == int(length))
-                close(accuracy, right[of_length].mean(), 1e-12)
-        if script is DualFrequency:
-            check_conditions(task, right, metrics["by_condition"])
+                of_length = mask & (mask.sum(1, keepdim=True) == int(length))
+                assert_close(accuracy, correct[of_length].mean(), 1e-12)
+        if task_class is DualFrequency:
+            check_conditions(task, correct, metrics["by_condition"])
 
 
 # -- The fast engine: the plain models' numbers and gradients
-def compare_engines(words, script=Reverse):
+def compare_engines(words, task_class=Reverse):
     torch.manual_seed(0)
     words = f"--vocab 8 --batch 7 --hidden 10 --embed 6 --held-out 20 {words}"
-    task = task_of(words, script, build=True)
+    task = task_of(words, task_class, build=True)
     model, batch = task.make_model().double(), task.training_batch(1)
-    loss, right, counts = evaluate_by_hand(model, batch)
-    wanted = torch.autograd.grad(loss, model.parameters())
-    for engine in PLAIN, FAST:
+    loss, correct, mask = evaluate_by_hand(model, batch)
+    expected = torch.autograd.grad(loss, model.parameters())
+    for engine in TORCH, FAST:
         found_loss, accuracy, found = gradients(model, batch, engine.features)
-        close(found_loss, loss, 1e-10)
-        close(accuracy, right[counts].mean(), 1e-10)
-        for got, gradient in zip(found.values(), wanted, strict=True):
-            close(got, gradient, 1e-10)
-    plain, metrics = (task.evaluate(model, engine) for engine in (PLAIN, FAST))
-    close(metrics.pop("cross_entropy"), plain.pop("cross_entropy"), 1e-10)
+        assert_close(found_loss, loss, 1e-10)
+        assert_close(accuracy, correct[mask].mean(), 1e-10)
+        for actual, gradient in zip(found.values(), expected, strict=True):
+            assert_close(actual, gradient, 1e-10)
+    plain, metrics = (task.evaluate(model, engine) for engine in (TORCH, FAST))
+    assert_close(metrics.pop("cross_entropy"), plain.pop("cross_entropy"), 1e-10)
     assert metrics == plain
 
 
 def test_engines_agree_with_every_encoding_and_task_and_at_sizes_of_1_to_3():
-    tasks = cycle(BATTERY)
+    tasks = cycle(SYNTHETIC_TASKS)
     for kind in PAPER_MODELS:
         for pe, how in product(
             common.ENCODINGS, ("--combine add --amplitude 2", "--amplitude 3")
         ):
             how = how if pe in TABLE_ENCODINGS else ""
-            script, flags = next(tasks)
-            compare_engines(f"--length 5 --model {kind} --pe {pe} {how} {flags}", script)
-        for script, flags in BATTERY[2:]:
-            compare_engines(f"--length 5 --model {kind} --encode output {flags}", script)
+            task_class, flags = next(tasks)
+            compare_engines(f"--length 5 --model {kind} --pe {pe} {how} {flags}", task_class)
+        for task_class, flags in SYNTHETIC_TASKS[2:]:
+            compare_engines(f"--length 5 --model {kind} --encode output {flags}", task_class)
         for length, batch in product((1, 2, 3), (1, 3)):
             sizes = f"--length {length} --vocab 40 --batch {batch} --hidden 40"
             compare_engines(f"{sizes} --model {kind}")
         compare_engines(f"--length 3 --hidden 1 --model {kind}")  # as W.T is W
 
 
-def as_on_cuda():
+def force_cuda_path():
     """The steps that are written for CUDA compute."""
     return mock.patch.object(rnn_kernels, "on_cpu", lambda x: False)
 
 
-def test_engines_agree_as_cuda_computes_them_and_in_small_chunks():
-    patches = [as_on_cuda()]
+def test_engines_agree_on_cuda_path_and_in_small_chunks():
+    patches = [force_cuda_path()]
     patches += [mock.patch.object(common, "rows_per_chunk", lambda w, n=n: n) for n in (1, 6)]
     cases = (VariableLength, "--min-length 3"), (Reverse, "--pe learned"), (Reverse, "")
-    for kind, patch, (script, flags) in product(PAPER_MODELS, patches, cases):
+    for kind, patch, (task_class, flags) in product(PAPER_MODELS, patches, cases):
         with patch:
-            compare_engines(f"--length 5 --model {kind} {flags}", script)
+            compare_engines(f"--length 5 --model {kind} {flags}", task_class)
 
 
-def test_an_iteration_never_waits_for_its_device():
+def test_training_step_never_synchronises():
     """On the meta device what needs a value raises, and so does what meets tensors of a CPU."""
-    for (script, flags), kind in product(BATTERY, PAPER_MODELS):
-        task = task_of(f"{SMOKE} --model {kind} {flags}", script, build=True)
+    for (task_class, flags), kind in product(SYNTHETIC_TASKS, PAPER_MODELS):
+        task = task_of(f"{SMOKE} --model {kind} {flags}", task_class, build=True)
         t = training.Trainer(task, CPU, FAST)
         for owner in t, task, task.held_out_set:
             for name, x in vars(owner).items():
@@ -770,20 +774,22 @@ def test_an_iteration_never_waits_for_its_device():
 
 
 # -- One trial: whatever disturbs it, the result is bitwise identical
-LONG = f"{SMOKE} --model gru --iterations 60 --save-every 10 --log-every 10 --snapshot-every 15"
+TRIAL = (
+    f"{SMOKE} --model gru --iterations 60 --save-every 10 --log-every 10 --snapshot-every 15"
+)
 
 
 @functools.cache
 def run_undisturbed():
     """-> the outcome"""
-    with workplace():
-        child_ends(0, LONG)
+    with temp_cwd():
+        run_child(0, TRIAL)
         return outcome(folder_in())
 
 
-def finish(parts):
+def resume_and_check(parts):
     """Continue to the end and compare; `parts`: last iterations of earlier processes."""
-    child_ends(0, LONG)
+    run_child(0, TRIAL)
     folder = folder_in()
     assert outcome(folder) == run_undisturbed()
     left = {path.name for path in folder.rglob("*.*")}
@@ -793,7 +799,7 @@ def finish(parts):
     assert [part["until"] for part in earlier] == parts
 
 
-def task_disturbed(disturb, at=25):
+def task_with_callback(disturb, at=25):
     """A task that calls disturb(task) in iteration `at`, or ("the end") when evaluated."""
 
     class Disturbed(Reverse):
@@ -811,28 +817,28 @@ def task_disturbed(disturb, at=25):
 
 
 def task_with_signal(number, at=25):
-    return task_disturbed(lambda task: signal.raise_signal(number), at)
+    return task_with_callback(lambda task: signal.raise_signal(number), at)
 
 
-def test_four_signals_save_and_the_same_command_ends_bitwise_identical():
+def test_signals_checkpoint_and_resuming_is_bitwise_identical():
     for number in SIGNALS:
-        with workplace():
-            said = child_ends(75, f"{LONG} --overwrite", task_with_signal(number))
-            assert "run the same command without --overwrite again to resume" in said
+        with temp_cwd():
+            message = run_child(75, f"{TRIAL} --overwrite", task_with_signal(number))
+            assert "run the same command without --overwrite again to resume" in message
             assert load_last()["iteration"] == 25
             progress = read_json(folder_in() / "progress.json")
             assert progress["fraction"] == 20 / 60 and progress["duration"] > 0
-            said = child_ends(75, LONG, task_with_signal(number, at="the end"))
-            assert "run the same command again to resume" in said
-            finish([25, 60])
+            message = run_child(75, TRIAL, task_with_signal(number, at="the end"))
+            assert "run the same command again to resume" in message
+            resume_and_check([25, 60])
 
 
-def test_a_second_ctrl_c_ends_at_once():
+def test_second_ctrl_c_exits_at_once():
     def press_twice(task):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    child_ends(130, LONG, task_disturbed(press_twice))
+    run_child(130, TRIAL, task_with_callback(press_twice))
     assert load_last()["iteration"] == 20
 
 
@@ -843,7 +849,7 @@ time.sleep(60)
 """
 
 
-def test_a_signal_while_pytorch_is_imported_ends_with_75_and_one_line():
+def test_signal_during_torch_import_exits_75():
     Path("scontrol").touch(0o755)  # nothing to requeue
     here = str(Path.cwd())
     options = dict(preexec_fn=reset_signals, PYTHONPATH=here)
@@ -870,16 +876,16 @@ def print_to_nobody(stream):
         os.dup2(there, number)
 
 
-def test_a_trial_saves_although_nothing_can_be_printed():
+def test_trial_survives_broken_output():
     streams = ["a closed terminal", "a broken pipe"]
     if Path("/dev/full").exists():
         streams.append("a full log")
     for stream in streams:
-        before = functools.partial(print_to_nobody, stream)
-        with workplace():
-            assert wait(fork(LONG, task_with_signal(signal.SIGHUP), before)) == 75, stream
+        preexec_fn = functools.partial(print_to_nobody, stream)
+        with temp_cwd():
+            assert wait(fork(TRIAL, task_with_signal(signal.SIGHUP), preexec_fn)) == 75, stream
             assert load_last()["iteration"] == 25
-            assert wait(fork(LONG, Reverse, before)) == 0, stream
+            assert wait(fork(TRIAL, Reverse, preexec_fn)) == 0, stream
             assert outcome(folder_in()) == run_undisturbed()
 
 
@@ -896,15 +902,15 @@ def stall():
         os.dup2(there, number)
 
 
-def test_a_signal_saves_within_a_second_although_the_output_is_stalled():
-    child = fork(LONG, task_disturbed(lambda task: [stall(), print("this waits")]))
+def test_signal_saves_within_a_second_despite_stalled_output():
+    child = fork(TRIAL, task_with_callback(lambda task: [stall(), print("this waits")]))
     wait_for(lambda: len(read_checkpoints()) == 3)  # of iterations 10, 15 and 20
     time.sleep(0.5)  # it is blocked
     os.kill(child, signal.SIGTERM)
     time.sleep(1)
     os.kill(child, signal.SIGKILL)  # nothing to one that has ended
     assert wait(child) == 75
-    finish([25])
+    resume_and_check([25])
 
 
 def damage(content):
@@ -916,54 +922,54 @@ def damage(content):
         yield content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
 
 
-def test_damaged_checkpoints_are_passed_over_and_never_kept():
+def test_corrupt_checkpoints_are_skipped_and_not_kept():
     """The last, else the one before, else the start: all lead to the same end."""
-    child_ends(75, LONG, task_with_signal(signal.SIGTERM))
+    run_child(75, TRIAL, task_with_signal(signal.SIGTERM))
     last, previous = folder_in() / "last.pt", folder_in() / "previous.pt"
     whole = last.read_bytes()
     Path("runs").rename("kept")
     for content in damage(whole):
         shutil.copytree("kept", "runs")
         last.write_bytes(content)
-        child_ends(75, LONG, task_with_signal(signal.SIGTERM, at=22))
+        run_child(75, TRIAL, task_with_signal(signal.SIGTERM, at=22))
         assert load(previous)["iteration"] == 20
-        finish([20, 22])
+        resume_and_check([20, 22])
         shutil.rmtree("runs")
     shutil.copytree("kept", "runs")
     for path in last, previous:
         path.write_bytes(whole[:-999])
-    finish([])
+    resume_and_check([])
 
 
-def fails(words, before=None):
+def assert_fails(words, preexec_fn=None):
     """Assert one line, exit code 1, and no half-written file."""
-    assert child_ends(1, words, before=before).count("\n") == 1
+    assert run_child(1, words, preexec_fn=preexec_fn).count("\n") == 1
     assert not list(Path().rglob("*.tmp"))
 
 
-def fill_disk():
+def limit_file_size():
     """No file may be as large as a checkpoint."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 
 
-def test_a_full_disk_or_an_unreadable_checkpoint_ends_a_trial_with_1():
-    fails(LONG, fill_disk)
-    child_ends(75, LONG, task_with_signal(signal.SIGTERM))
+def test_full_disk_or_unreadable_checkpoint_exits_1():
+    assert_fails(TRIAL, limit_file_size)
+    run_child(75, TRIAL, task_with_signal(signal.SIGTERM))
     path, good, kept = folder_in() / "last.pt", load_last(), read_checkpoints()
-    fails(LONG, fill_disk)
+    assert_fails(TRIAL, limit_file_size)
     assert len(kept) == 3 and read_checkpoints() == kept
     snapshot = {"model": good["model"]}
     for content in [], snapshot, good | {"model": {}}, good | {"iteration": 10**9}:
         files.save(path, content)
         kept = read_checkpoints()
-        fails(LONG)
+        assert_fails(TRIAL)
         assert read_checkpoints() == kept
     path.unlink()
     path.mkdir()
-    fails(LONG)
+    assert_fails(TRIAL)
     path.rmdir()
     files.save(path, good)
-    finish([25])
+    resume_and_check([25])
 
 
 def die_at(call):
@@ -982,68 +988,68 @@ def die_at(call):
         setattr(os, name, counted(getattr(os, name)))
 
 
-def test_a_trial_survives_kill_9_and_is_written_by_one_process():
+def test_resuming_after_sigkill_and_folder_lock():
     for call in range(0, 100, 6):
-        with workplace():
-            child = fork(LONG, before=functools.partial(die_at, call))
+        with temp_cwd():
+            child = fork(TRIAL, preexec_fn=functools.partial(die_at, call))
             assert wait(child) == -signal.SIGKILL
-            child_ends(0, LONG)
+            run_child(0, TRIAL)
             assert outcome(folder_in()) == run_undisturbed()
-    racing = [fork(LONG), fork(LONG)]
+    racing = [fork(TRIAL), fork(TRIAL)]
     assert sorted(map(wait, racing)) in ([0, 0], [0, 73])
     with files.lock(folder_in()):  # as another process would
-        ends(73, f"{LONG} --overwrite")
+        run_cli(73, f"{TRIAL} --overwrite")
     assert outcome(folder_in()) == run_undisturbed()
 
 
-def test_a_trial_that_loses_its_folder_ends_with_73_and_leaves_the_new_one_alone():
+def test_trial_without_its_folder_exits_73():
     def rename_folder(task):
         task.folder.rename("renamed")
-        assert wait(fork(LONG)) == 0  # another process finishes it anew
+        assert wait(fork(TRIAL)) == 0  # another process finishes it anew
         shutil.copytree(task.folder, "theirs")
 
     def read_folder(folder):
         return {path.name: path.read_bytes() for path in folder.rglob("*.*")}
 
-    assert "deleted or renamed" in child_ends(73, LONG, task_disturbed(rename_folder))
+    assert "deleted or renamed" in run_child(73, TRIAL, task_with_callback(rename_folder))
     assert read_folder(folder_in()) == read_folder(Path("theirs"))
     assert find_results()
 
 
-def test_divergence_ends_a_trial_with_3():
+def test_divergence_exits_3():
     # Adam divides 0 by 0 for unread embeddings, while the loss is finite
-    ends(3, f"{SMOKE} --vocab 999 --eps 0 --save-every 1")
+    run_cli(3, f"{SMOKE} --vocab 999 --eps 0 --save-every 1")
     assert not read_checkpoints()
     words = f"{SMOKE} --model s4d --lr 1000 --warmup 10 --save-every 1 --snapshot-every 1"
     for _ in range(2):
-        ends(3, words)
+        run_cli(3, words)
         kept = read_checkpoints()
         assert kept and not find_results()
         for path in kept:
             assert all(x.isfinite().all() for x in load(path)["model"].values())
 
 
-def test_out_of_memory_ends_a_trial_with_1():
+def test_out_of_memory_exits_1():
     if sys.platform != "linux":
         raise SkipTest("no limit on memory")
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + 2**28
     limit_memory = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (limit, limit))
-    fails(f"{SMOKE} --batch 100000 --hidden 64", limit_memory)
+    assert_fails(f"{SMOKE} --batch 100000 --hidden 64", limit_memory)
 
 
-def test_a_terminal_shows_one_line_and_a_log_lines_now_and_then():
+def test_progress_on_terminals_and_in_logs():
     words = f"{SMOKE} --iterations 400"
     ours, theirs = os.openpty()
-    child = fork(words, before=functools.partial(os.dup2, theirs, 1))
+    child = fork(words, preexec_fn=functools.partial(os.dup2, theirs, 1))
     os.close(theirs)
-    said = b""
+    message = b""
     with contextlib.suppress(OSError):  # the terminal's end
         while part := os.read(ours, 4096):
-            said += part
+            message += part
     assert wait(child) == 0
-    assert re.search(rb"\r *\d+%  \S+ left  train accuracy .*\r", said)
-    log = ends(0, f"{words} --overwrite")
+    assert re.search(rb"\r *\d+%  \S+ left  train accuracy .*\r", message)
+    log = run_cli(0, f"{words} --overwrite")
     assert "100/400" in log and "\r" not in log
 
 
@@ -1098,24 +1104,24 @@ REFUSED = {  # after --scale smoke
 }
 
 
-def test_bad_flags_are_refused_before_anything_is_created():
+def test_invalid_flags_are_rejected_before_anything_is_created():
     Path("file").touch()
     for task, cases in REFUSED.items():
         for words in cases:
-            refuses(f"--scale smoke {words}", task)
+            assert_rejects(f"--scale smoke {words}", task)
     shutil.copy(HERE / "RESULTS.md", "page.md")
     script = f"'{HERE}/reverse.py'"
     for words in f"'{HERE}/README.md'", "--write page.md --out .", f"{script} fig99":
-        refuses(words, report)
+        assert_rejects(words, report)
     for words in "--scale huge", "fig2 --lr x", "--scale smoke --vocab 123":
-        refuses(f"{script} {words}", report)
-    refuses("--vocab 2 --length 4 --model gru --hidden 8")
+        assert_rejects(f"{script} {words}", report)
+    assert_rejects("--vocab 2 --length 4 --model gru --hidden 8")
     with mock.patch.object(cli, "run_many"):  # the paper's size on a CPU
-        assert "scales: desk" in refuses("--all fig2")
+        assert "scales: desk" in assert_rejects("--all fig2")
 
 
-def test_a_folder_of_other_flags_is_refused():
-    ends(0, SMOKE)
+def test_rejects_mismatched_or_invalid_results():
+    run_cli(0, SMOKE)
     path = folder_in() / "result.json"
     whole = path.read_text()
     (folder_in() / "config.json").write_text("{")  # which is never read
@@ -1126,33 +1132,33 @@ def test_a_folder_of_other_flags_is_refused():
         ('"task": "reverse"', '"task": "sort"'),
     ]:
         path.write_text(whole.replace(old, new))
-        refuses(SMOKE)
+        assert_rejects(SMOKE)
     for bad in "[" * 100_000, '{"config": []}', '{"config": {}, "metrics": {}}', "null":
         path.write_text(bad)
-        ends(1, SMOKE)
-    ends(0, f"{SMOKE} --overwrite")
+        run_cli(1, SMOKE)
+    run_cli(0, f"{SMOKE} --overwrite")
 
 
-def test_a_finished_trial_is_shown_and_evaluated_again():
+def test_finished_trial_is_shown_or_reevaluated():
     evaluate = f"{SMOKE} --evaluate"
-    refuses(evaluate)
-    ends(0, SMOKE)
+    assert_rejects(evaluate)
+    run_cli(0, SMOKE)
     before, path = read_files(), folder_in() / "result.json"
     result = read_json(path)
-    assert f"{result['metrics']['token_accuracy']:.4g}" in ends(0, SMOKE)
-    refuses(f"{evaluate} --overwrite")
+    assert f"{result['metrics']['token_accuracy']:.4g}" in run_cli(0, SMOKE)
+    assert_rejects(f"{evaluate} --overwrite")
     assert read_files() == before and result["argv"] == SMOKE.split()
     path.write_text(json.dumps(result | {"metrics": {}, "examples": []}))
-    ends(0, evaluate)
+    run_cli(0, evaluate)
     after = read_json(path)
     assert after.pop("evaluated")["argv"] == evaluate.split()
     varying = dict.fromkeys(["finished", "peak_memory_bytes", "until"])
     assert after | varying == result | varying
     (folder_in() / "last.pt").write_bytes(b"damaged")
-    assert "no checkpoint of its last iteration" in child_ends(1, evaluate)
+    assert "no checkpoint of its last iteration" in run_child(1, evaluate)
 
 
-def test_code_that_no_commit_has_makes_a_trial_dirty():
+def test_is_dirty_detects_uncommitted_code():
     paths = machine.git("ls-files", "--full-name", ":/").splitlines()
     tracked, changes = {HERE / path for path in paths}, ""
 
@@ -1174,23 +1180,23 @@ def test_code_that_no_commit_has_makes_a_trial_dirty():
         assert machine.is_dirty() is None  # there is no git
 
 
-def test_a_checkpoint_or_a_snapshot_of_another_trial_is_refused():
+def test_rejects_checkpoint_or_snapshot_of_another_trial():
     words = f"{SMOKE} --pairs 8 --train"
     for seed in 0, 1:
-        ends(0, f"{words} --seed {seed}", Stability)
+        run_cli(0, f"{words} --seed {seed}", Stability)
     again = f"{words} --seed 0 --overwrite"
     for name in "000020.pt", "last.pt":
         ours, theirs = sorted(Path().rglob(name))
         kept = ours.read_bytes()
         shutil.copy(theirs, ours)
-        assert "seed 1 in the file, not 0" in ends(2, again, Stability)
+        assert "seed 1 in the file, not 0" in run_cli(2, again, Stability)
         files.save(ours, {"config": 3})
-        assert f"{ours} cannot be read" in ends(1, again, Stability)
+        assert f"{ours} cannot be read" in run_cli(1, again, Stability)
         ours.write_bytes(kept)
         min(find_results()).unlink()  # so that its training has to go on
 
 
-PLUMBING = [
+SAME_FOLDER = [
     "--log-every 3",
     "--out x",
     "--precision fp32",
@@ -1200,7 +1206,7 @@ PLUMBING = [
     "--amplitude 1",
     "--bands 0:1",
 ]
-SCIENCE = [
+OWN_FOLDER = [
     "",
     "--vocab 8",
     "--length 8",
@@ -1218,11 +1224,11 @@ SCIENCE = [
 ]
 
 
-def test_folder_names_hold_what_changes_results():
-    for words in PLUMBING:
+def test_folder_names_contain_flags_that_affect_results():
+    for words in SAME_FOLDER:
         assert task_of(words).folder.parent.name == "lstm-sin-K16384-L64", words
-    names = {task_of(words).folder.parent.name for words in SCIENCE}
-    assert len(names) == len(SCIENCE)
+    names = {task_of(words).folder.parent.name for words in OWN_FOLDER}
+    assert len(names) == len(OWN_FOLDER)
     folder = task_of("--min-length 3", VariableLength).folder
     assert folder.parent.name == "lstm-sin-K16384-L64-min-length=3"
 
@@ -1250,7 +1256,7 @@ APPENDIX_A = dict(
 )
 
 
-def test_defaults_and_grids_are_the_papers():
+def test_paper_defaults_and_grids():
     for trial in trials_of(Reverse, "fig2", "paper"):
         assert APPENDIX_A.items() <= vars(trial.task.args).items()
     counts = [len(trials_of(task, None, "paper")) for task in bench.PAPER_TASKS]
@@ -1260,7 +1266,7 @@ def test_defaults_and_grids_are_the_papers():
 
 def list_commands(words, task=Reverse):
     """The lines that --list prints; no line occurs twice."""
-    lines = ends(0, f"--list {words}", task).splitlines()
+    lines = run_cli(0, f"--list {words}", task).splitlines()
     assert len(set(lines)) == len(lines)
     return lines
 
@@ -1276,16 +1282,16 @@ def test_list_and_its_filters():
                 task_of(line.partition(".py")[2], task)  # every command is accepted
 
 
-def test_all_runs_what_list_prints_although_one_trial_fails():
+def test_all_flag_runs_listed_trials_despite_failures():
     words = f"fig2 {SMOKE} --model lstm --vocab 8 --seed 0-1"
     trials = [task_of(line.partition(".py")[2]) for line in list_commands(words)]
     done, broken, locked, new = (task.folder for task in trials)
-    ends(0, f"{SMOKE} --model lstm --vocab 8 --pe none --seed 0")
+    run_cli(0, f"{SMOKE} --model lstm --vocab 8 --pe none --seed 0")
     before = (done / "result.json").read_bytes()
 
-    def run_all(wanted, *finished):
+    def run_all(expected, *finished):
         code = wait(fork(f"--jobs 2 --all {words}"))
-        assert code == wanted, Path("stderr").read_text()
+        assert code == expected, Path("stderr").read_text()
         assert {path.parent for path in find_results()} == {*finished}
 
     broken.parent.mkdir(parents=True, exist_ok=True)
@@ -1299,7 +1305,7 @@ def test_all_runs_what_list_prints_although_one_trial_fails():
     assert {path.parent for path in Path().rglob("log.txt")} == {broken, locked, new}
 
 
-def test_the_time_left_of_all_comes_from_each_trials_own_progress():
+def test_all_flag_estimates_the_time_left():
     trials = trials_of(Reverse, "fig2", "smoke", "--model", "lstm")  # four
     progress = {}
     # 100 s each; a trial without progress takes as long as the others. Two at a time
@@ -1316,7 +1322,7 @@ def read_last_rows():
     return {path.parent: path.read_text().split()[-1] for path in Path().rglob("curve.csv")}
 
 
-def test_all_stops_all_and_continues_and_no_job_outlives_it():
+def test_all_flag_stops_and_resumes_and_leaves_no_orphans():
     words = f"{SMOKE} --iterations 1500 --save-every 20 --log-every 20 --model lstm --vocab 8"
     words += " --seed 0-1 --jobs 2 --all fig2"  # four trials
     child = fork(words)
@@ -1339,11 +1345,11 @@ def test_all_stops_all_and_continues_and_no_job_outlives_it():
     assert len(parts) == 4 and sum(map(bool, parts)) == 2
 
 
-def test_a_slurm_element_is_the_nth_trial_and_flags_are_not_run_by_a_shell():
+def test_slurm_array_task_runs_its_trial_without_a_shell():
     out = "a b\ntouch c; $(touch d) 'e"
-    for index, wanted in ("2", 0), ("4", 2):  # beyond the list
+    for index, expected in ("2", 0), ("4", 2):  # beyond the list
         code, _, err = run_element(index, "--out", out)
-        assert code == wanted, err
+        assert code == expected, err
     third = list_commands(f"fig2 {SMOKE} --model gru")[2]
     (result,) = find_results()
     assert read_json(result)["argv"][:6] == shlex.split(third)[2:8]
@@ -1351,7 +1357,7 @@ def test_a_slurm_element_is_the_nth_trial_and_flags_are_not_run_by_a_shell():
 
 
 # -- Statistics, contrasts, claims and tables, held to SciPy's numbers
-def test_welchs_test_is_that_of_textbooks():
+def test_welchs_t_test():
     """Their example: t = -2.46, 25.0 degrees of freedom, p = .021"""
     a = "27.5 21.0 19.0 23.6 17.0 17.9 16.9 20.1 21.9 22.6 23.1 19.6 19.0 21.7 21.4"
     b = "27.1 22.0 20.8 23.4 23.4 23.5 25.8 22.0 24.8 20.2 21.9 22.1 22.9 20.5 24.4"
@@ -1360,13 +1366,13 @@ def test_welchs_test_is_that_of_textbooks():
     t = found.value / found.stderr
     assert np.allclose([t, found.dof, found.p()], [-2.455, 24.989, 0.021], rtol=0, atol=5e-4)
     same = stats.estimate([[0.1] * 4, [0.1] * 7], [1, -1])
-    close(same.p(), 1, 1e-9)
+    assert_close(same.p(), 1, 1e-9)
 
 
 def test_holms_correction():
     """The smallest p times how many there are, the next times one less, and so on."""
     found = stats.holm([0.04, 0.03, 0.01, 1.0])
-    close(found, [0.09, 0.09, 0.04, 1.0], 1e-12)  # .04 x 2 is less than the one before
+    assert_close(found, [0.09, 0.09, 0.04, 1.0], 1e-12)  # .04 x 2 is less than the one before
 
 
 def make_results(cells):
@@ -1401,7 +1407,7 @@ def lines_of(results, **options):
     return [re.sub(" {2,}", "|", line) for line in found]
 
 
-def test_a_table_of_known_data():
+def test_table_of_known_data():
     cells = [({"vocab": K} | flags, values) for K in (4, 8) for flags, values in ARMS]
     found = make_results([*cells, ({"vocab": 8, "pe": "dup"}, [None, 0.4, 0.6, None])])
     row = "0.502 ±0.027|0.522 ±0.035|{}|0.720 ±0.111"
@@ -1415,7 +1421,7 @@ def test_a_table_of_known_data():
     assert lines_of(make_results(ARMS[2:]))[-1] == "0.720 ±0.111"
 
 
-def test_contrasts_add_up_cells_and_pair_seeds():
+def test_contrasts_of_lists_and_pairs():
     none, constant, dup, pe = ({"pe": name} for name in ("none", "constant", "dup", "sin"))
     sums = Contrast("sum", [pe, constant], [none, dup])
     paired = Contrast("paired", constant, none, paired=True)  # by .03, -.01, .03 and .03
@@ -1463,24 +1469,26 @@ def test_summaries_over_the_vocabulary_by_hand():
         (1.0, 0.99, 0.96, 4.0, ">16 (1 of 1 censored)"),
         (0.9, 0.99, 0.9, 2.0, "<4 (1 of 1 censored)"),
     ]
-    for a, b, c, wanted, text in cases:
+    for a, b, c, expected, text in cases:
         runs = of_vocabularies({4: a, 8: b, 16: c})
-        close(K95.evaluate(runs), wanted, 1e-9)
+        assert_close(K95.evaluate(runs), expected, 1e-9)
         assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
     del runs[-1].by_label["token accuracy"]
     assert K95.evaluate(runs) is None, "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
-    close(MEAN_ACCURACY.evaluate(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
+    assert_close(MEAN_ACCURACY.evaluate(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
 
 
 def test_speed_ups_by_hand():
     """No PE has .5 at 1x, .7 at 4x and .8 at 8x: so .6 at 2x. PE has .9 at 4x and 8x."""
-    for pe, *wanted in (0.6, 1, 5 / 3), (0.45, 0, 13 / 9), (0.85, 3, 3):
+    for pe, *expected in (0.6, 1, 5 / 3), (0.45, 0, 13 / 9), (0.85, 3, 3):
         cells = []
         for budget, none, sin in (1, 0.5, pe), (4, 0.7, 0.9), (8, 0.8, 0.9):
             for name, accuracy in ("none", none), ("sin", sin):
                 cells.append(({"iterations": budget, "pe": name}, [accuracy]))
-        close([metric.evaluate(make_results(cells)) for metric in SPEED_UPS], wanted, 1e-9)
+        assert_close(
+            [metric.evaluate(make_results(cells)) for metric in SPEED_UPS], expected, 1e-9
+        )
 
 
 def test_metrics_of_targets_and_positions_by_hand():
@@ -1490,30 +1498,30 @@ def test_metrics_of_targets_and_positions_by_hand():
     for model, weakness in ("lstm", 0.3), ("s4d", -0.1):
         result = Result({"model": model}, {"by_condition": accuracies})
         metrics = DualFrequency.figures["fig3"].metrics.values()
-        wanted = [0.8625, 0.9, 0.825, 0.9, 0.075, 0, 0, -0.075, weakness]
-        close([metric(result) for metric in metrics], wanted, 1e-9)
+        expected = [0.8625, 0.9, 0.825, 0.9, 0.075, 0, 0, -0.075, weakness]
+        assert_close([metric(result) for metric in metrics], expected, 1e-9)
 
 
 # -- report.py, RESULTS.md, README.md
 def make_report(words):
     with mock.patch.object(plots, "HAS_MATPLOTLIB", False):
-        return ends(0, words, report)
+        return run_cli(0, words, report)
 
 
 def train_two():
     """-> the result file of the trial with PE, the words of a report on both trials"""
     for pe in "none", "sin":
-        ends(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
+        run_cli(0, f"{SMOKE} --model gru --vocab 8 --pe {pe}")
     (path,) = Path().rglob("gru-sin-*/seed0/result.json")
     return path, f"'{HERE}/reverse.py' fig2 --scale smoke"
 
 
-def test_a_result_that_cannot_be_used_is_named_and_skipped():
+def test_invalid_results_are_named_and_skipped():
     path, words = train_two()
     whole, content = path.read_text(), read_json(path)
     accuracy = content["metrics"]["token_accuracy"]
-    said = make_report(words)
-    assert "2 of 12" in said and f"{accuracy:.3f}" in said
+    message = make_report(words)
+    assert "2 of 12" in message and f"{accuracy:.3f}" in message
     bad = ["[" * 100_000, "[]", "\xff", whole[:-20]]
     bad += [whole.replace('"lr": 0.001', '"lr": 0.25'), whole.replace('"reverse"', '"sort"')]
     for number in "7", "NaN", "1e999", "9" * 5000, "null", '"0.5"':
@@ -1522,20 +1530,20 @@ def test_a_result_that_cannot_be_used_is_named_and_skipped():
         bad.append(json.dumps(content | wrong))
     for text in bad:
         path.write_text(text, encoding="latin1")
-        said = make_report(words)
-        assert "1 of 12" in said and said.count(f"skipped {path}") == 1, text[:80]
-    for old, new, wanted in [
+        message = make_report(words)
+        assert "1 of 12" in message and message.count(f"skipped {path}") == 1, text[:80]
+    for old, new, expected in [
         ("token_a", "a", "2 of 12"),  # it lacks the metric, and counts without
         ('"config": {', '"config": {"text_sha256": "a",', "0 of 12"),  # two texts
         ('"dirty": ', '"dirty": 1, "was": ', "with uncommitted changes"),
     ]:
         path.write_text(whole.replace(old, new))
-        assert wanted in make_report(words)
+        assert expected in make_report(words)
 
 
 def test_every_finished_trial_is_a_row_of_trials_csv():
     path, _ = train_two()
-    none, pe = csv.DictReader(io.StringIO(ends(0, "runs", report)))
+    none, pe = csv.DictReader(io.StringIO(run_cli(0, "runs", report)))
     assert (none["pe"], pe["pe"], pe["folder"]) == ("none", "sin", str(path.parent))
     assert float(pe["token_accuracy"]) == read_json(path)["metrics"]["token_accuracy"]
     path.write_text("{}")
@@ -1543,16 +1551,16 @@ def test_every_finished_trial_is_a_row_of_trials_csv():
     assert f"skipped {path}" in err and "skipped" not in out
 
 
-def test_a_figure_is_drawn():
+def test_figure_is_plotted():
     if not plots.HAS_MATPLOTLIB:
         raise SkipTest("no matplotlib")
-    ends(0, SMOKE)
-    ends(0, f"'{HERE}/reverse.py' fig2 --scale smoke", report)
+    run_cli(0, SMOKE)
+    run_cli(0, f"'{HERE}/reverse.py' fig2 --scale smoke", report)
     (picture,) = Path().rglob("*.svg")
     assert ">LSTM (n = 1)</text>" in picture.read_text()
 
 
-def test_the_results_page_is_that_of_the_committed_results():
+def test_results_page_is_up_to_date():
     shutil.copytree(HERE / "results", "results")
     Path("results/trials.csv").unlink()
     page = Path("RESULTS.md")
@@ -1571,7 +1579,7 @@ def readme_cells(results, **flags):
     return "|".join(cells)
 
 
-def test_the_readmes_numbers_are_those_of_the_committed_results():
+def test_readme_numbers_match_committed_results():
     def load(figure):
         args = argparse.Namespace(scale="desk", out=HERE / "results", task_argv=[])
         return report.load_results(beyond.Beyond, figure, args)
@@ -1591,7 +1599,7 @@ def test_numbers_in_the_text_are_in_generated_tables():
     assert not [x for x in numbers if x not in generated]
 
 
-def test_the_readmes_claims_have_numbers_of_their_figures_in_results():
+def test_readme_claims_match_results_page():
     texts = RESULTS.replace("section4.1", "section41").split("\n### ")
     sections = {text.split("\n")[0].replace(".py ", "py-"): text for text in texts}
     links = re.findall(r"(?m)^\|.*(\[.*)\(RESULTS.md#(.*?)\)(.*)", README)
@@ -1604,7 +1612,7 @@ def test_the_readmes_claims_have_numbers_of_their_figures_in_results():
         assert known | {"95"} >= set(re.findall(r"\d+\.?\d*", text + rest)), link
 
 
-def test_the_readmes_example_is_that_of_the_committed_results():
+def test_readme_example_matches_committed_results():
     words = f"'{HERE}/reverse.py' fig2 --scale quick --brief --out '{HERE}/results'"
     *_, header, first, second, last = make_report(words).splitlines()
     assert f"{header}\n{first}\n{second}" in README
@@ -1617,20 +1625,22 @@ def find_code(language):
     return [code for name, code in blocks if name == language]
 
 
-def test_readmes_encoding_is_compared_and_its_model_loaded():
+def test_readme_encoding_and_load_model():
     (code,) = find_code("python")
     Path("mine.py").write_text(code)
     for words in "--scale desk --list mine", f"--pe square {SMOKE}":
         code, out, err = run_python("mine.py", *words.split())
         assert code == 0 and not err, out + err
     task = task_of(SMOKE)
-    ends(0, SMOKE)
+    run_cli(0, SMOKE)
     model, test = task.load_model(), task.held_out_batch()
     accuracy = (model(test).argmax(-1).T == test.targets).double().mean()
-    close(accuracy, read_json(task.folder / "result.json")["metrics"]["token_accuracy"], 1e-6)
+    assert_close(
+        accuracy, read_json(task.folder / "result.json")["metrics"]["token_accuracy"], 1e-6
+    )
 
 
-def test_readmes_commands_are_accepted():
+def test_readme_commands_are_accepted():
     commands = re.findall(r"(?m)^(?:.*&& )?python (.*?)(?:  #.*)?$", "\n".join(find_code("")))
     tasks = {task.script(): task for task in report.TASKS}
     for script, *words in map(shlex.split, commands):
@@ -1691,7 +1701,7 @@ def make_case(kind, pe, length=6, target=1, combine="concat"):
     return model, a, b
 
 
-def test_stability_is_that_of_autograds_jacobian():
+def test_stability_matches_autograd_jacobian():
     cases = [  # encoding, length, target, perhaps --combine
         ("none", 3, 1),
         ("sin", 6, 4),
@@ -1701,9 +1711,9 @@ def test_stability_is_that_of_autograds_jacobian():
     for kind, case in product(PAPER_MODELS, cases):
         model, a, b = make_case(kind, *case)
         target = case[2]
-        wanted = plain_stability(model, a, b, target)
-        close(stability.stability(model, a, b, target, chunk_size=3), wanted, 1e-10)
-        close(stability.stability(model.float(), a, b, target), wanted, 1e-5)
+        expected = plain_stability(model, a, b, target)
+        assert_close(stability.stability(model, a, b, target, chunk_size=3), expected, 1e-10)
+        assert_close(stability.stability(model.float(), a, b, target), expected, 1e-5)
 
 
 def test_stability_is_0_where_gradients_vanish():
@@ -1732,21 +1742,21 @@ def test_stability_pairs_share_the_target_and_what_is_before_it():
 
 def test_stability_of_a_trial():
     words = f"{SMOKE} --model s4d --pairs 8 --seed 3"
-    ends(0, f"{words} --train", Stability)
+    run_cli(0, f"{words} --train", Stability)
     folder = folder_in()
     before, path = outcome(folder), folder / "stability.json"
     found = read_json(path)["by_condition"]
     model = task_of(words, Stability).make_model().double()
     model.load_state_dict(load_last()["model"])
-    wanted = plain_stability(model, *stability.draw_pairs(3, 8, 8, 3, 2), 3)
+    expected = plain_stability(model, *stability.draw_pairs(3, 8, 8, 3, 2), 3)
     assert list(found) == dual_frequency.CONDITIONS
-    for values, of_pairs in zip(found.values(), wanted.view(4, 2)):
+    for values, of_pairs in zip(found.values(), expected.view(4, 2)):
         assert list(map(int, values)) == list(range(2, 21, 2))
-        close(values["20"], of_pairs.mean(), 1e-5)
-    refuses(f"{words} --target 1", Stability)
-    ends(0, words, Stability)
+        assert_close(values["20"], of_pairs.mean(), 1e-5)
+    assert_rejects(f"{words} --target 1", Stability)
+    run_cli(0, words, Stability)
     assert read_json(path)["by_condition"] == found
-    ends(0, f"{SMOKE} --model s4d --seed 3 --overwrite", DualFrequency)  # whose trial it is
+    run_cli(0, f"{SMOKE} --model s4d --seed 3 --overwrite", DualFrequency)  # whose trial it is
     assert outcome(folder) == before and not path.exists()
 
 
@@ -1796,7 +1806,7 @@ def plain_transformer(model, pe, tokens):
     return model.readout(model.norm(x)), torch.stack(every_score)
 
 
-def test_transformer_is_the_plain_one():
+def test_transformer_matches_reference():
     for pe in lm_shakespeare.ENCODINGS:
         torch.manual_seed(3)
         model = lm_shakespeare.Transformer(pe, 11, 12, 2, 2, 9).double()
@@ -1805,10 +1815,10 @@ def test_transformer_is_the_plain_one():
             parameter.data += torch.randn_like(parameter) * 0.3
         plain, scores = zip(*(plain_transformer(model, pe, row) for row in tokens))
         features = model.features(common.Batch(tokens, None, None))
-        close(model.readout(features), torch.stack(plain, 1), 1e-12)
+        assert_close(model.readout(features), torch.stack(plain, 1), 1e-12)
         mean = torch.stack(scores).mean((0, 1))
-        wanted = [mean.diagonal(-n).mean().item() for n in range(9)]
-        close(lm_shakespeare.score_by_distance(model, tokens), wanted, 1e-4)
+        expected = [mean.diagonal(-n).mean().item() for n in range(9)]
+        assert_close(lm_shakespeare.score_by_distance(model, tokens), expected, 1e-4)
 
 
 def test_perplexity_of_a_text():
@@ -1823,7 +1833,7 @@ def test_perplexity_of_a_text():
     batch = common.Batch(valid[:, :5], valid[:, 1:], slice(None))
     logits = model.readout(model.features(batch)).double()  # (T, B, K)
     perplexity = F.cross_entropy(logits.permute(1, 2, 0), batch.targets).exp()
-    close(task.evaluate(model, PLAIN)["valid_perplexity"], perplexity, 1e-5)
+    assert_close(task.evaluate(model, TORCH)["valid_perplexity"], perplexity, 1e-5)
 
 
 # -- Language models: WikiText, of 40 pieces and 32 targets in a paragraph
@@ -1879,18 +1889,18 @@ def check_packed(task, model, engine, batches):
     logits, targets = read_one_by_one(model)
     known = targets != 0
     loss = F.cross_entropy(logits[known], targets[known])
-    wanted = torch.autograd.grad(loss, model.parameters())
+    expected = torch.autograd.grad(loss, model.parameters())
     for batch in batches:
         found_loss, _, found = gradients(model, batch, engine.features)
-        close(found_loss, loss, 1e-9)
-        for got, gradient in zip(found.values(), wanted, strict=True):
-            close(got, gradient, 1e-9)
+        assert_close(found_loss, loss, 1e-9)
+        for actual, gradient in zip(found.values(), expected, strict=True):
+            assert_close(actual, gradient, 1e-9)
     of_known, of_all = task.perplexities(model, task.splits["test"], engine)
-    close(of_known, loss.exp(), 1e-9)
-    close(of_all, F.cross_entropy(logits, targets).exp(), 1e-9)
+    assert_close(of_known, loss.exp(), 1e-9)
+    assert_close(of_all, F.cross_entropy(logits, targets).exp(), 1e-9)
 
 
-def test_packed_paragraphs_equal_those_read_one_by_one():
+def test_packed_paragraphs_match_unpacked():
     write_lm_tokens()
     cases = list(product(("gru", "lstm"), ("none", "dup", *PAPER_ENCODINGS)))
     cases.append(("lstm", "learned --combine add"))
@@ -1899,15 +1909,15 @@ def test_packed_paragraphs_equal_those_read_one_by_one():
         task = lm_task(f"--model {kind} --pe {pe} --batch {predicting}")
         model, batch = task.make_model().double(), task.training_batch(1)  # an epoch
         batches = batch, lm_wikitext.pad_to_bucket(batch, 32, 40)
-        for engine in PLAIN, FAST:
+        for engine in TORCH, FAST:
             check_packed(task, model, engine, batches)
-        with as_on_cuda():
+        with force_cuda_path():
             check_packed(task, model, FAST, batches)
 
 
 def test_epochs_are_permutations():
     for count, batch in (3, 10), (4, 3):
-        with workplace():
+        with temp_cwd():
             write_lm_tokens([[1, 2]] * count)
             task = lm_task(f"--batch {batch} --seed 3")
         drawn = [task.paragraphs_of_batch(i).tolist() for i in range(1, 1 + 300 * count)]
@@ -1918,30 +1928,30 @@ def test_epochs_are_permutations():
     assert_uniform(epochs, 24)  # of four
 
 
-def test_language_model_learns_and_refuses_another_text_or_other_tokens():
+def test_language_model_learns_and_rejects_other_texts_or_tokens():
     words = f"{SMALL} --iterations 120 --lr 0.05"
     write_lm_text("a text")
-    refuses(SMALL, WikiText)  # without tokens
+    assert_rejects(SMALL, WikiText)  # without tokens
     write_lm_tokens()
-    ends(0, words, WikiText)
-    wanted = outcome(folder_in())
-    _, _, metrics = wanted
+    run_cli(0, words, WikiText)
+    expected = outcome(folder_in())
+    _, _, metrics = expected
     seen = Counter(chain(*PIECES))
     known = [n for pieces in PIECES for n in pieces[1:33] if n]
     shares = [(seen[n] + 1) / (seen.total() + 40) for n in known]
     unigram = 1 / np.exp(np.mean(np.log(shares)))
-    close(metrics["unigram_test_perplexity"], unigram, 1e-12)
+    assert_close(metrics["unigram_test_perplexity"], unigram, 1e-12)
     assert metrics["test_perplexity"] < unigram / 2
     for other in dict(text="another"), dict(paragraphs=PIECES[1:]):
         write_lm_tokens(**other)
-        refuses(words, WikiText)
-    assert outcome(folder_in()) == wanted
+        assert_rejects(words, WikiText)
+    assert outcome(folder_in()) == expected
 
 
 WORDS = "the cat sat on a mat and dogs ran far away from old houses while rain fell , then stop"
 
 
-def test_tokens_are_those_of_sentencepiece():
+def test_tokens_match_sentencepiece():
     if not importlib.util.find_spec("sentencepiece"):
         raise SkipTest("no sentencepiece")
     from sentencepiece import SentencePieceProcessor
@@ -1950,14 +1960,14 @@ def test_tokens_are_those_of_sentencepiece():
     kept += ["= 3 is a sum", " a cat \u2028 sat \x0b on\r a mat ", " a"]
     kept.append("xyx yxy " * 600)  # above SentencePiece's usual limit
     write_lm_text(" = Heading = ", "", *kept, " ", "\r", " = = Sub = = ")
-    refuses(f"{SMALL} --prepare --vocab 5000", WikiText)
-    ends(0, f"{SMALL} --prepare --vocab 36", WikiText)
+    assert_rejects(f"{SMALL} --prepare --vocab 5000", WikiText)
+    run_cli(0, f"{SMALL} --prepare --vocab 36", WikiText)
     (path,) = Path("data").glob("tokens-K36-*/pieces.model")
     pieces = SentencePieceProcessor(model_file=str(path))
     found = lm_task("--vocab 36").splits["train"]
-    wanted = [pieces.encode(paragraph) for paragraph in kept]
-    assert found.tokens.tolist() == list(chain(*wanted))
-    borders = np.cumsum([0, *map(len, wanted)]).tolist()
+    expected = [pieces.encode(paragraph) for paragraph in kept]
+    assert found.tokens.tolist() == list(chain(*expected))
+    borders = np.cumsum([0, *map(len, expected)]).tolist()
     assert np.fromfile(path.with_name("train.ends"), "<i8").tolist() == borders
 
 
@@ -1980,7 +1990,11 @@ def test_cuda_batches():
 
 
 FP32 = ["--precision fp32"]
-THREE = ["--precision fp32", "--precision fp32 --no-graph", "--precision fp32 --deterministic"]
+FP32_MODES = [
+    "--precision fp32",
+    "--precision fp32 --no-graph",
+    "--precision fp32 --deterministic",
+]
 REPEATED = "--deterministic", "--deterministic --log-every 50"  # bitwise identical
 WAYS = ["", "--no-graph", "--engine torch", "--precision fp32", "--precision bf16", *REPEATED]
 ON_GPU = {  # command: its ways on the GPU
@@ -1996,9 +2010,9 @@ ON_GPU = {  # command: its ways on the GPU
     "stability.py --train --model gru": FP32,
     "stability.py --train --model lstm": FP32,
     "stability.py --train --model s4d": FP32,
-    "reverse.py --model mingru": [*THREE, "--precision bf16"],  # tf32 alone may move these
-    "beyond.py --model mamba": [*THREE, "--precision bf16"],  # three by 0.01 and more
-    "beyond.py --model mamba --blocks 2": [*THREE, "--precision bf16"],
+    "reverse.py --model mingru": [*FP32_MODES, "--precision bf16"],  # tf32 alone may move these
+    "beyond.py --model mamba": [*FP32_MODES, "--precision bf16"],  # three by 0.01 and more
+    "beyond.py --model mamba --blocks 2": [*FP32_MODES, "--precision bf16"],
     "lm_shakespeare.py --iterations 100 --lr 0.001": FP32,
     "lm_wikitext.py --data data": ["", "--no-graph", "--engine torch"],
 }
@@ -2024,7 +2038,7 @@ def measure_trial(case):
     return found
 
 
-def test_cuda_trials_are_the_cpus():
+def test_cuda_trials_match_cpu():
     cases = [(command, "cpu", "") for command in ON_GPU]
     for command, ways in ON_GPU.items():
         cases += [(command, "cuda", way) for way in ways]
@@ -2033,11 +2047,11 @@ def test_cuda_trials_are_the_cpus():
     with ThreadPoolExecutor(min(8, machine.available_cores())) as pool:
         found = dict(zip(cases, pool.map(measure_trial, cases)))
     wrong = []  # all that is, since GPU time is dear
-    for (command, where, way), got in found.items():
-        wanted, bound = found[command, "cpu", ""], 0.03 if "bf16" in way else 0.01
-        for name, x in wanted.items():
-            if not abs(got.get(name, math.nan) - x) < bound:
-                wrong.append((command, where, way, name, got, wanted))
+    for (command, where, way), actual in found.items():
+        expected, bound = found[command, "cpu", ""], 0.03 if "bf16" in way else 0.01
+        for name, x in expected.items():
+            if not abs(actual.get(name, math.nan) - x) < bound:
+                wrong.append((command, where, way, name, actual, expected))
     for model in PAPER_MODELS:
         one, two = (found[f"reverse.py --model {model}", "cuda", way] for way in REPEATED)
         if one != two:
@@ -2045,26 +2059,26 @@ def test_cuda_trials_are_the_cpus():
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def test_cuda_gradients_are_those_of_double_precision():
-    """Of 4,000 integers: from some 3,000 on CUDA sums by other kernels."""
+def test_cuda_gradients_match_double_precision():
+    """With 4,000 tokens: above some 3,000, CUDA uses other reduction kernels."""
     machine.set_torch_options(FAST, torch.device("cuda"))  # products in fp32
     sizes = "--length 16 --batch 250 --hidden 256 --embed 256"
     for kind, vocab in product((*PAPER_MODELS, "mamba"), (300, 2000)):
         task = task_of(f"{sizes} --model {kind} --vocab {vocab}", build=True)
         model, batch = task.make_model().double(), task.training_batch(1)
-        loss, _, wanted = gradients(model, batch, PLAIN.features)
+        loss, _, expected = gradients(model, batch, TORCH.features)
         there = batch._replace(inputs=batch.inputs.cuda(), targets=batch.targets.cuda())
-        model.zero_grad()  # else .cuda() would take along the gradients that are wanted
+        model.zero_grad()  # else .cuda() would copy the expected gradients, too
         model.float().cuda()
         engine = machine.choose_engine(task.args, torch.device("cuda"))
         found_loss, _, found = gradients(model, there, engine.features)
-        close(found_loss.cpu(), loss, 1e-5)
-        for name, gradient in wanted.items():
+        assert_close(found_loss.cpu(), loss, 1e-5)
+        for name, gradient in expected.items():
             error = (found[name].cpu().double() - gradient).norm() / gradient.norm()
             assert error < 1e-4, (kind, name, error)
 
 
-def test_cuda_trial_continues_in_a_new_graph():
+def test_cuda_trial_resumes_in_a_new_graph():
     words = "--scale smoke --device cuda --engine fast --deterministic --lr 0.01"
     words = f"{words} --save-every 100 --iterations 8000 --out".split()
     command = [sys.executable, HERE / "reverse.py", *words, "stopped/runs"]
@@ -2096,9 +2110,9 @@ def test_cuda_out_of_memory_is_one_line():
 # -- This file's own command line
 def attempt(name):
     """-> (name, "passed", "skipped" or "failed", seconds, why)"""
-    start, said, why = time.monotonic(), "passed", ""
+    start, message, why = time.monotonic(), "passed", ""
     try:
-        with workplace():
+        with temp_cwd():
             if not name.startswith("test_cuda_"):
                 globals()[name]()
             elif not has_gpu():
@@ -2109,10 +2123,10 @@ def attempt(name):
                 )
                 assert code == 0, out + err
     except SkipTest as reason:
-        said, why = "skipped", f" ({reason})"
+        message, why = "skipped", f" ({reason})"
     except BaseException:  # noqa: BLE001 - any exception is a failure
-        said, why = "failed", f"\n{traceback.format_exc()}"
-    return name, said, time.monotonic() - start, why
+        message, why = "failed", f"\n{traceback.format_exc()}"
+    return name, message, time.monotonic() - start, why
 
 
 def main(words):
@@ -2122,13 +2136,13 @@ def main(words):
         if name.startswith("test_") and any(part in name for part in parts):
             names.append(name)
     counts = dict(passed=0, failed=0, skipped=0)
-    with workplace():
-        ends(0, SMOKE)  # what PyTorch imports late, once for all forked processes
+    with temp_cwd():
+        run_cli(0, SMOKE)  # what PyTorch imports late, once for all forked processes
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
-        for name, said, seconds, why in pool.map(attempt, names):
-            counts[said] += 1
-            print(f"{said} {seconds:6.2f} s  {name}{why}", flush=True)
-    print(", ".join(f"{count} {said}" for said, count in counts.items()))
+        for name, message, seconds, why in pool.map(attempt, names):
+            counts[message] += 1
+            print(f"{message} {seconds:6.2f} s  {name}{why}", flush=True)
+    print(", ".join(f"{count} {message}" for message, count in counts.items()))
     return 1 if counts["failed"] or not names else 0
 
 
