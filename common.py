@@ -69,9 +69,10 @@ class Batch(NamedTuple):
 
 
 def logits_to_grad_(logits, target, weights):
-    """Return weighted cross-entropy and accuracy, each summed; target and weights are (n, 1).
+    """Overwrite logits (n, K) with the loss gradient, weights * (softmax - one-hot).
 
-    Overwrite logits (n, K) with the loss gradient, weights * (softmax - one-hot).
+    Return the weighted sums of cross-entropy and of accuracy: means, if the weights of the
+    batch add up to 1. `target` and `weights` are (n, 1).
     """
     max_logit, predicted = logits.max(1, keepdim=True)
     target_logit = logits.gather(1, target)
@@ -503,7 +504,7 @@ def distinct_sequences(draw, count, *key_parts, device):
 class HeldOutSet:
     """Test sequences (N, W), excluded from training by rejection sampling.
 
-    `probability` is that of a random sequence being one of them. The number of tries is fixed,
+    `probability`: that a random sequence is one of them. The number of tries is fixed,
     to avoid host-device synchronisation: of `n_candidates` drawn for each training sequence,
     the first that is not held out is used. The probability that all candidates are held out is
     at most 1e-18; then a fixed fallback sequence is used.
@@ -581,7 +582,8 @@ def damerau_levenshtein(a, b):
     """
     a, b = a.T, b.T  # (La, N), (Lb, N)
     pairs = np.arange(a.shape[1])
-    # Without an earlier match, indices are -1, where the table exceeds all distances
+    # Without an earlier match, an index below is -1: the extra last row or column, which keeps
+    # its initial value, larger than any distance
     shape = len(a) + 2, len(b) + 2, len(pairs)
     table = np.full(shape, len(a) + len(b), dtype=np.int32)
     table[:-1, 0] = np.arange(len(a) + 1)[:, None]

@@ -73,7 +73,7 @@ class DualFrequency(Reverse):
         return scale_bits(bits, self.vocab // 2) + rare * (self.vocab // 2)
 
     def held_out_probability(self, sequences):
-        """Return the probability that a draw is one of these."""
+        """Return the probability that a random sequence is one of `sequences`."""
         rare = (sequences >= self.vocab // 2).sum(1).double()
         probabilities = (1 / 8) ** rare * (7 / 8) ** (self.length - rare)
         return probabilities.sum().item() * (2 / self.vocab) ** self.length
@@ -81,7 +81,7 @@ class DualFrequency(Reverse):
     # -- Test set: a target among disturbants, ordered by condition, position, repeat
 
     def patterns(self):
-        """Return L flags (1: Rare) for each condition and target position."""
+        """Return, for each condition and target position, L values: 1 if Rare, else 0."""
         patterns = []
         for condition in CONDITIONS:
             target, disturbants = (int(x == "rare") for x in condition.split("/"))
@@ -158,10 +158,11 @@ def accuracy_difference(first, second):
 
 
 def worst_quarter_gap(result):
-    """Return accuracy outside the paper's worst quarter of target positions minus that in it.
+    """Return mean accuracy in three quarters of target positions minus that in the worst one.
 
-    Targets are Frequent, disturbants Rare. In the paper, the first quarter is worst for the
-    LSTM, and the second for S4D. The GRU has none: on a KeyError, the metric is left out.
+    Targets are Frequent, disturbants Rare. In the paper, the worst quarter is the first for the
+    LSTM and the second for S4D. For the GRU, the paper names none: the lookup raises KeyError,
+    and report.py omits the metric.
     """
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
     means = [quarter.mean() for quarter in quarters]

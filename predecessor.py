@@ -38,7 +38,7 @@ class Predecessor(Task):
         return self.length + 1
 
     def held_out_probability(self, sequences):
-        """Return the probability that a draw is one of these; draws are uniform."""
+        """Return the probability that a random sequence is one of `sequences`."""
         return len(sequences) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
     def draw(self, rng_key, shape):

@@ -93,7 +93,8 @@ DUP_CONTRAST = encoding_contrast("dup", "none")
 
 
 def random_and_learned_contrasts(control):
-    """Return Contrasts: random and learned vectors minus no PE and a control; PE minus them."""
+    """Return Contrasts: random and learned vectors, each minus no PE and `control`, and PE
+    minus each."""
     contrasts = []
     for pe in ("random", "learned"):
         pairs = (pe, "none"), (pe, control), ("sin", pe)

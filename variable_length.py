@@ -87,7 +87,7 @@ class VariableLength(Reverse):
         return F.pad(sequences, (0, self.length - length), value=self.vocab)
 
     def held_out_probability(self, sequences):
-        """Return the probability that a draw, of any length, is one of these."""
+        """Return the probability that a random sequence is one of `sequences`."""
         total = sum(self.vocab**-n for n in self.input_lengths())
         return self.args.held_out * total / len(self.input_lengths())
 

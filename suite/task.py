@@ -252,7 +252,7 @@ class Task:
         raise NotImplementedError
 
     def held_out_probability(self, sequences):
-        """Return the probability that a draw is one of these; by default, draws are uniform."""
+        """Return the probability that a random sequence is one of `sequences`."""
         return len(sequences) * float(self.vocab) ** -sequences.shape[1]
 
     def held_out_sequences(self, device, *substream):
@@ -265,9 +265,8 @@ class Task:
 
         Targets are at `steps`, by default at the commands.
         """
-        inputs = torch.cat(
-            [sequences, torch.full_like(sequences, self.vocab)], dim=1
-        )  # (B, 2L)
+        commands = torch.full_like(sequences, self.vocab)
+        inputs = torch.cat([sequences, commands], dim=1)  # (B, 2L)
         steps = slice(self.length, None) if steps is None else steps
         return common.Batch(inputs, targets, steps, mask, n_commands=self.length)
 

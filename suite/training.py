@@ -32,9 +32,8 @@ def train(task):
     with files.lock(task.folder):
         trainer.setup()
         if not task.args.evaluate:
-            with (
-                interrupts.deferred()
-            ):  # after a signal, the process exits at the end of the block
+            # After a signal, the process exits at the end of this block
+            with interrupts.deferred():
                 trainer.loop()
         trainer.finish()
     print(f"results in {task.folder}")
@@ -253,9 +252,8 @@ class Trainer:
 
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
-        if (
-            self.iteration < self.args.iterations
-        ):  # --evaluate, but last.pt is damaged or missing
+        # Only with --evaluate, if last.pt is damaged or missing
+        if self.iteration < self.args.iterations:
             message = f"{self.folder} has no checkpoint of its last iteration"
             raise Exit(FAILED, f"{message}: rerun without --evaluate, with --overwrite")
         self.model.eval()
