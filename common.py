@@ -105,6 +105,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(features), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
+            # From here, logits holds their gradient
             chunk_loss, chunk_accuracy = logits_to_grad_(
                 logits, targets[chunk], target_weights[chunk]
             )
@@ -183,7 +184,7 @@ class Encoding(nn.Module):
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    has_fast = True  # --engine fast uses vectors(), not join(); False if they disagree
+    supports_fast_engine = True  # False if join() does more than add or concatenate vectors()
     unused_flags = ("bands",)  # flags that have no effect and are rejected
 
     def __init__(
@@ -453,8 +454,8 @@ def splitmix64_mix(x):
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
-def key(*parts, device="cpu"):
-    """Hash integers (or 0-dimensional tensors) to one random int64."""
+def derive_key(*parts, device="cpu"):
+    """Hash integers (or 0-dimensional tensors), such as seed and iteration, to a random key."""
     k = torch.zeros((), dtype=torch.int64, device=device)
     for part in parts:
         k = splitmix64_mix(k + GOLDEN + part)
@@ -487,9 +488,9 @@ def hash_sequences(sequences):
 
 def distinct_sequences(draw, count, *key_parts, device):
     """Return a stream's first `count` distinct sequences, drawn by draw(rng_key, shape)."""
-    sequences = draw(key(*key_parts, 0, device=device), (0,))  # (0, W), no sequences yet
+    sequences = draw(derive_key(*key_parts, 0, device=device), (0,))  # (0, W), no sequences yet
     for attempt in range(1000):
-        more = draw(key(*key_parts, attempt, device=device), (count,))
+        more = draw(derive_key(*key_parts, attempt, device=device), (count,))
         sequences = torch.cat([sequences, more])
         _, first = np.unique(hash_sequences(sequences).cpu().numpy(), return_index=True)
         sequences = sequences[torch.from_numpy(np.sort(first))]
@@ -513,8 +514,8 @@ class HeldOutSet:
     def __init__(self, sequences, probability):
         if probability > 0.5:
             raise UsageError(
-                f"{len(sequences)} held-out sequences are {probability:.0%} of draws, over "
-                "half: raise --vocab or --length, or lower --held-out"
+                f"--held-out: {probability:.0%} of random sequences would be held out (limit: "
+                "50%): raise --vocab or --length, or lower --held-out"
             )
         self.sequences, self.hashes = sequences, hash_sequences(sequences).sort().values
         self.n_candidates = 1 if probability == 0 else math.ceil(18 / -math.log10(probability))
@@ -526,7 +527,7 @@ class HeldOutSet:
         return self.hashes[index] == hashes
 
     def first_allowed(self, candidates, fallback_sequence):
-        """Return the first candidates that are not held out: (R, B, W) -> (B, W)."""
+        """Return, for each sequence, its first candidate not held out: (R, B, W) -> (B, W)."""
         candidates = torch.cat([candidates, fallback_sequence.expand_as(candidates[:1])])
         first = (~self.contains(candidates)).byte().argmax(0)  # (B,)
         return candidates[first, torch.arange(len(first), device=first.device)]

@@ -59,7 +59,7 @@ DelayedAddition.figures["fig7-gru"] = Figure(
 )
 
 # -- Which property of PE helps: encodings that lack one, and parts of the sinusoid
-NOT_LIKE_PE = {  # differences from the sinusoid
+DIFFERENCE_FROM_PE = {
     "random": "unrelated vectors",
     "ramp": "not periodic",
     "shuffled": "not continuous",
@@ -82,7 +82,7 @@ def ablation_figure(title, setting, variants=ONE_SIDED):
     )
     contrasts = [
         Contrast(f"PE - {pe} ({difference})", dict(pe="sin"), dict(pe=pe))
-        for pe, difference in NOT_LIKE_PE.items()
+        for pe, difference in DIFFERENCE_FROM_PE.items()
     ]
     contrasts += [encoding_contrast("random", pe) for pe in ("none", "dup")]
     for variant, flags in variants.items():

@@ -127,7 +127,7 @@ class Shakespeare(Task):
 
     def training_batch(self, i):
         train, _ = self.windows
-        rng_key = common.key(self.seed, common.TRAIN_STREAM, i, device=train.device)
+        rng_key = common.derive_key(self.seed, common.TRAIN_STREAM, i, device=train.device)
         return self.make_batch(
             train[common.uniform_integers(rng_key, (self.batch_size,), len(train))]
         )

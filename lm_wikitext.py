@@ -178,7 +178,7 @@ class WikiText(Task):
 @functools.lru_cache(1)
 def permutation(seed, epoch, count):
     """Return a uniformly random permutation of an epoch's paragraphs."""
-    bits = common.random_bits(common.key(seed, common.TRAIN_STREAM, epoch), (count,))
+    bits = common.random_bits(common.derive_key(seed, common.TRAIN_STREAM, epoch), (count,))
     return bits.argsort(stable=True).numpy()
 
 

@@ -89,12 +89,14 @@ Reverse.figures["fig2"] = Figure(
 # -- Figs. 12 and 13: other encodings in place of the sinusoid
 PAPER_LSTM, DESK_LSTM = dict(model="lstm", vocab=16384), dict(model="lstm", vocab=1024)
 FIG13_ENCODINGS = ["none", "sin", "random", "learned"]
-DUP_CONTRAST = encoding_contrast("dup", "none")
+DUP_MINUS_NONE = encoding_contrast("dup", "none")
 
 
 def random_and_learned_contrasts(control):
-    """Return Contrasts: random and learned vectors, each minus no PE and `control`, and PE
-    minus each."""
+    """Return Contrasts of random and of learned vectors with no PE, `control` and PE.
+
+    Learned vectors are also compared at initial norm 1.
+    """
     contrasts = []
     for pe in ("random", "learned"):
         pairs = (pe, "none"), (pe, control), ("sin", pe)
@@ -114,7 +116,7 @@ Reverse.figures["fig12"] = Figure(
         "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS),
     },
     ACCURACY_AND_EDITS,
-    contrasts=[DUP_CONTRAST],
+    contrasts=[DUP_MINUS_NONE],
     x="pe",
     plot=False,
 )
@@ -132,10 +134,12 @@ Reverse.figures["fig13"] = Figure(
 
 
 # -- Section 4.1: does more training replace PE?
-def training_budget_grid(pe="none", iterations=300_000, batch=512, **flags):
-    """Return trials of `pe` at 1x and 2x iterations, no PE at 2x batch size, and PE at 1x."""
-    trials = cross(**flags, pe=pe, iterations=[iterations, 2 * iterations], batch=batch)
-    if pe == "none":  # otherwise, it is a list of encodings with "sin"
+def training_budget_grid(encodings=("none",), iterations=300_000, batch=512, **flags):
+    """Return `encodings` at 1x and 2x iterations, PE at 1x, and no PE at 2x batch size."""
+    flags["pe"] = list(encodings)
+    trials = cross(**flags, iterations=[iterations, 2 * iterations], batch=batch)
+    flags.pop("pe")
+    if "sin" not in encodings:
         trials += cross(**flags, pe="sin", iterations=iterations, batch=batch)
     return trials + cross(**flags, pe="none", iterations=iterations, batch=2 * batch)
 
@@ -159,9 +163,7 @@ Reverse.figures["section4.1"] = Figure(
         "paper": training_budget_grid(model="gru", vocab=256)
         + training_budget_grid(**PAPER_LSTM)
         + training_budget_grid(model="s4d", vocab=16384),
-        "desk": training_budget_grid(
-            pe=WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM
-        ),
+        "desk": training_budget_grid(WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM),
     },
     contrasts=budget_contrasts(300_000, 512) + budget_contrasts(30_000, 64),  # paper, desk
     x=("pe", "iterations", "batch"),

@@ -11,7 +11,7 @@ With equal flags, training sequences are drawn as in reverse.py.
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-from reverse import DUP_CONTRAST, FRESH_SEEDS
+from reverse import DUP_MINUS_NONE, FRESH_SEEDS
 from suite.figures import (
     ACCURACY_AND_EDITS,
     NONE_AND_PE,
@@ -50,14 +50,14 @@ Sort.figures["fig8-long"] = Figure(
     "Sorting, L = 32",
     {"desk": cross(**FIG8_LONG, seed=FRESH_SEEDS)},
     ACCURACY_AND_EDITS,
-    contrasts=[DUP_CONTRAST],
+    contrasts=[DUP_MINUS_NONE],
     x="pe",
 )
 Sort.figures["fig12"] = Figure(
     "Sorting, duplicated embedding",
     {"paper": cross(model="lstm", pe=WITH_DUP, vocab=16384)},
     ACCURACY_AND_EDITS,
-    contrasts=[DUP_CONTRAST],
+    contrasts=[DUP_MINUS_NONE],
     x="pe",
 )
 

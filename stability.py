@@ -49,7 +49,7 @@ def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
     half = vocab // 2  # the first Rare integer
     pairs = []
     for index, condition in enumerate(CONDITIONS):
-        rng_key = common.key(seed, common.PAIR_STREAM, index, device=device)
+        rng_key = common.derive_key(seed, common.PAIR_STREAM, index, device=device)
         rare_target, rare_disturbants = (int(x == "rare") for x in condition.split("/"))
         sequences = common.uniform_integers(rng_key, (count, 2, length), half)
         sequences += rare_disturbants * half
@@ -228,7 +228,7 @@ class Stability(DualFrequency):
         a = self.args
         if a.pairs % len(CONDITIONS):
             raise UsageError(f"--pairs {a.pairs} is not a multiple of 4, for 4 conditions")
-        if not common.ENCODINGS[a.pe].has_fast:
+        if not common.ENCODINGS[a.pe].supports_fast_engine:
             raise UsageError(f"stability.py does not support --pe {a.pe}")
         if not 0 < a.snapshot_every <= a.iterations:
             raise UsageError(f"--snapshot-every {a.snapshot_every} leaves no snapshot")

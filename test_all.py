@@ -669,7 +669,7 @@ def expected_targets(task_class, x):
 def test_inputs_and_targets_by_task():
     for task_class, flags in SYNTHETIC_TASKS:
         task = task_of(f"--vocab 10 --length 5 --held-out 20 {flags}", task_class, build=True)
-        rows = task.draw(common.key(1), (300,))
+        rows = task.draw(common.derive_key(1), (300,))
         batch = task.make_batch(rows)
         for b, row in enumerate(rows.tolist()):
             x = [integer for integer in row if integer < 10]

@@ -2,8 +2,9 @@
 
     raise SystemExit(cli.main(Reverse))  # at the end of a script
 
-A flag's value comes from the figure's grid, the command line, the scale or the paper, in this
-order of precedence. `task_class` is a script's subclass of Task, `task` an instance (one
+A flag's value comes from the command line, else the figure's grid, the scale or the paper. A
+figure's trials whose flags differ from the command line's are left out; only --seed replaces
+the figure's. `task_class` is a script's subclass of Task, `task` an instance (one
 trial), and `given` holds the flags given on the command line.
 """
 
@@ -211,7 +212,7 @@ def make_task(task_class, flags):
         raise UsageError("--seed accepts a range only with --list, --all and report.py")
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes the checkpoint that --evaluate needs")
-    # Trials with fp32 and tf32 are not distinguished
+    # Only bf16 is recorded, and part of the folder's name: fp32 and tf32 share a trial
     recorded = {"precision"} if args.precision == "bf16" else set()
     for name, flag in known.items():
         value = getattr(args, name)
@@ -270,7 +271,7 @@ def trials_of_figure(task_class, given, figure_name):
             continue
         for flags in cross(**trial_flags | {"seed": given.get("seed", trial_flags["seed"])}):
             task = make_task(task_class, given | flags)
-            argv = format_flags(flags | given | flags)  # the figure's flags first; they win
+            argv = format_flags(flags | given | flags)  # the figure's flags first
             trials.setdefault(task.folder, jobs.Trial(task, flags, argv))
     trials = list(trials.values())
     if not trials:
@@ -283,7 +284,7 @@ def trials_of_figure(task_class, given, figure_name):
         return trials
     if given["index"] >= len(trials):
         raise UsageError(
-            f"{subject} has {len(trials)} trials: --index is 0 to {len(trials) - 1}"
+            f"{subject} has {len(trials)} trials: --index must be 0 to {len(trials) - 1}"
         )
     return [trials[given["index"]]]
 

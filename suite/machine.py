@@ -86,7 +86,7 @@ def choose_engine(args, device):
     cuda, name = device.type == "cuda", args.engine
     if name != "torch":
         layer, encoding = common.LAYERS[args.model], common.ENCODINGS[args.pe]
-        supported = layer in fast.SUPPORTED_LAYERS and encoding.has_fast
+        supported = layer in fast.SUPPORTED_LAYERS and encoding.supports_fast_engine
         if name == "fast" and not supported:
             model = f"--model {args.model} with --pe {args.pe}"
             raise UsageError(f"--engine fast does not support {model} (use torch)")

@@ -277,13 +277,13 @@ class Task:
         # A tensor: an integer would cause recompilation for every seed
         self.seed_on_device = torch.tensor(self.seed, device=device)
         # Drawn for iteration 0; training starts at 1
-        rng_key = common.key(self.seed, common.TRAIN_STREAM, 0, device=device)
+        rng_key = common.derive_key(self.seed, common.TRAIN_STREAM, 0, device=device)
         candidates = self.draw(rng_key, (1024,))
         self.fallback_sequence = candidates[~self.held_out_set.contains(candidates)][0]
 
     def training_batch(self, i):
         """Return the batch of iteration i (integer or tensor), a function of seed and i."""
-        rng_key = common.key(
+        rng_key = common.derive_key(
             self.seed_on_device, common.TRAIN_STREAM, i, device=self.fallback_sequence.device
         )
         shape = self.held_out_set.n_candidates, self.batch_size

@@ -62,13 +62,13 @@ class Trainer:
         self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of self.curve
         self.iteration, self.seconds, self.curve = 0, 0.0, []
         self.rng_modules = [torch, torch.cuda] if device.type == "cuda" else [torch]
-        self.run_info = {  # config and provenance of this process
+        self.process_info = {  # config and provenance of this process
             "task": task.name,
             "config": task.config,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **machine.provenance(engine, device),
         }
-        self.earlier_runs = []  # the same for earlier processes of this trial
+        self.earlier_processes = []  # "processes" in last.pt, "earlier" in result.json
 
     def loop(self):
         """Train until the last iteration or a signal, and save."""
@@ -151,8 +151,10 @@ class Trainer:
         if self.args.snapshot_every:
             (self.folder / "snapshots").mkdir(exist_ok=True)
         self.load_checkpoint()
-        files.write_json(self.folder / "config.json", self.run_info)
-        summary = f"{self.run_info['parameters']:,} parameters on {self.run_info['device']}"
+        files.write_json(self.folder / "config.json", self.process_info)
+        summary = (
+            f"{self.process_info['parameters']:,} parameters on {self.process_info['device']}"
+        )
         start = "training from scratch"
         if self.args.evaluate:
             start = "evaluating"
@@ -190,7 +192,7 @@ class Trainer:
         for name, x in self.sums.items():
             x.copy_(saved["sums"][name])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
-        self.curve, self.earlier_runs = saved["rows"], saved["processes"]
+        self.curve, self.earlier_processes = saved["rows"], saved["processes"]
         for module, state in zip(self.rng_modules, saved["rng_states"]):
             module.set_rng_state(state.cpu())
 
@@ -205,7 +207,10 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng_states": [module.get_rng_state() for module in self.rng_modules],
-            "processes": [*self.earlier_runs, self.run_info | {"until": self.iteration}],
+            "processes": [
+                *self.earlier_processes,
+                self.process_info | {"until": self.iteration},
+            ],
         }
         text = "iteration,loss,accuracy,learning_rate,seconds\n"
         for row in self.curve:
@@ -257,12 +262,12 @@ class Trainer:
             message = f"{self.folder} has no checkpoint of its last iteration"
             raise Exit(FAILED, f"{message}: rerun without --evaluate, with --overwrite")
         self.model.eval()
-        run_info, earlier_runs = self.run_info, self.earlier_runs
+        process_info, earlier_processes = self.process_info, self.earlier_processes
         if self.args.evaluate:  # keep the provenance of training
-            *earlier_runs, trained = self.earlier_runs
-            run_info = trained | {"evaluated": self.run_info}
-        result = run_info | {
-            "earlier": earlier_runs,
+            *earlier_processes, trained = self.earlier_processes
+            process_info = trained | {"evaluated": self.process_info}
+        result = process_info | {
+            "earlier": earlier_processes,
             "metrics": self.task.evaluate(self.model, self.engine),
             "examples": self.task.examples(self.model, self.engine),
             "iterations": self.iteration,
