@@ -609,16 +609,16 @@ def damerau_levenshtein(a, b):
 class MinGRU(nn.Linear):
     """minGRU (Feng et al., 2024): h_t = (1 - z_t) * h_{t-1} + z_t * c_t.
 
-    Gate z and candidate c are linear maps of the input alone, z with a sigmoid.
+    Gate z = sigmoid(logit) and candidate c depend on the input alone; logit and c are linear.
     """
 
     def __init__(self, input_size, hidden):
         super().__init__(input_size, 2 * hidden)
 
     def forward(self, x, steps):
-        z, c = super().forward(x).chunk(2, -1)  # (T, B, H)
+        logit, c = super().forward(x).chunk(2, -1)  # (T, B, H)
         h, states = torch.zeros_like(c[0]), []
-        for keep, update in zip((-z).sigmoid(), z.sigmoid() * c):
+        for keep, update in zip((-logit).sigmoid(), logit.sigmoid() * c):  # 1 - z, z * c
             h = keep * h + update
             states.append(h)
         return select_steps(torch.stack(states), steps)

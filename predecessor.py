@@ -42,11 +42,12 @@ class Predecessor(Task):
         return len(sequences) / (math.perm(self.vocab, self.length) * (self.length - 1))
 
     def draw(self, rng_key, shape):
-        """Draw L integers and the query, (*shape, L+1), so that both are held out together.
+        """Draw L distinct integers, then a query among them: (*shape, L+1).
 
-        The integers are drawn as a Lehmer code: element t = 0, 1, ... is the rank of the t-th
-        integer among the K - t integers that have not occurred. Decoding runs from the last
-        element to the first: later values >= x_t are incremented, since their ranks skip x_t.
+        The query is part of the sequence, so that both are held out together. The integers are
+        drawn as ranks (a Lehmer code): element t = 0, 1, ... is the rank of the t-th integer
+        among the K - t integers that have not occurred. The loop turns ranks into integers,
+        from the last element to the first: later values >= x[t] are incremented, to skip x[t].
         """
         n_choices = self.vocab - torch.arange(self.length, device=rng_key.device)
         x = scale_bits(random_bits(rng_key, (*shape, self.length)), n_choices)

@@ -177,7 +177,7 @@ def section(task_class, name, results, args):
 
 
 def write_plot(figure, results, path, page):
-    """Write the plot if matplotlib is installed; return a link to it."""
+    """Write the plot if matplotlib is installed; return a link, in Markdown if for a `page`."""
     if not figure.plot:
         return ""
     if plots.HAS_MATPLOTLIB:
@@ -208,7 +208,9 @@ def write_page(args):
     pattern = "(.*{})\n.*({}.*{})\n.*({}.*)".format(*DELIMITERS)
     handwritten = re.fullmatch(pattern, path.read_text(), re.DOTALL)
     if not handwritten:
-        raise UsageError(f"the page must contain these lines: {', '.join(DELIMITERS)}")
+        raise UsageError(
+            f"{path} must contain these lines, in this order: {', '.join(DELIMITERS)}"
+        )
     claims, lines = [], []
     for task_class, name in figures_at(args.scale):
         results = load_results(task_class, name, args)

@@ -67,7 +67,7 @@ def grid_per_model(gru_vocab, vocab, s4d_iterations=10_000, **flags):
 
 FIG2_DESK = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
 LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in FIG2_DESK
-VOCAB_FAMILY = "Reversal at L = 32"
+VOCAB_FAMILY = "Reversal at L = 32"  # claims that are Holm-corrected together
 Reverse.figures["fig2"] = Figure(
     "Reverse ordering, by vocabulary size",
     {

@@ -159,7 +159,7 @@ def s4d_stability(layer, inputs, target_step):
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
     p, q = (half.chunk(2) for half in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
     # w is the derivative of y w.r.t. the state after the target, without a constant factor,
-    # which cancels. The input weight (exp(dt A) - 1) / A acts before it (Gu et al., 2022)
+    # which cancels. The input weight (exp(dt A) - 1) / A is no part of w (Gu et al., 2022)
     decay = (layer.discretise()[0] * (len(inputs) - target_step)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
     w2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
@@ -231,7 +231,8 @@ class Stability(DualFrequency):
         if not common.ENCODINGS[a.pe].supports_fast_engine:
             raise UsageError(f"stability.py does not support --pe {a.pe}")
         if not 0 < a.snapshot_every <= a.iterations:
-            raise UsageError(f"--snapshot-every {a.snapshot_every} leaves no snapshot")
+            bounds = f"must be from 1 to --iterations {a.iterations}"
+            raise UsageError(f"--snapshot-every {a.snapshot_every} {bounds}")
         if a.target > self.length:
             raise UsageError(f"--target {a.target} is outside the input, 1 to {self.length}")
 

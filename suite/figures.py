@@ -103,7 +103,7 @@ class Figure(NamedTuple):
     summaries: tuple = ()
     contrasts: tuple = ()  # in addition to PE - no PE and PE - control
     claims: tuple = ()
-    tuned: tuple = ()  # flags tuned per encoding, which do not define cells
+    tuned: tuple = ()  # flags, such as a tuned learning rate, that may differ within a cell
     note: str = ""
     # x axis of the plots. A flag: one line per encoding. "pe" or ("pe", flag, ...): categories,
     # one for each combination of the flags' values. With `curves`: the axis's label
@@ -264,7 +264,7 @@ def log2_budget_to_match(log2_budgets, no_pe, pe):
 
 
 def log2_budget_saved(log2_budgets, no_pe, pe):
-    """Return log2 of (longest budget / budget at which PE matches it without PE)."""
+    """Return log2 of (longest budget / budget at which PE matches no PE's final accuracy)."""
     log2_savings = log2_budgets[-1] - log2_budgets[::-1]  # from the longest budget down
     return crossing(log2_savings, pe[::-1], no_pe[-1])
 

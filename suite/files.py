@@ -13,7 +13,7 @@ import torch
 from common import UsageError
 from suite.figures import chance
 
-# 0: success; 75: stopped; --all returns the largest of its trials' codes
+# Exit codes; also 0: success, 75: stopped. --all returns the largest code of its trials
 FAILED, BAD_FLAGS, NOT_FINITE, FOLDER_UNAVAILABLE = 1, 2, 3, 73
 
 
@@ -57,7 +57,7 @@ def write_json(path, content, durable=True):
 
 @contextlib.contextmanager
 def prefix_errors(path):
-    """Add a file's path to errors; a UsageError's message must continue "PATH ..."."""
+    """Turn errors into a line that begins with the path; a UsageError's message follows it."""
     try:
         yield
     except UsageError as error:

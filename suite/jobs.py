@@ -36,8 +36,8 @@ class Trial(NamedTuple):
 def run(script, trials, n_parallel, slots):
     """Run the unfinished trials until done or a signal; return the largest exit code.
 
-    `slots` has a GPU, or None for a CPU core, for each parallel trial. A trial killed by a
-    signal counts as failed.
+    `slots` are the GPUs, or a None for each CPU core, reused if `n_parallel` is larger. A trial
+    killed by a signal counts as failed.
     """
     waiting = [trial for trial in trials if not can_skip(trial.task)]
     free_slots = list(itertools.islice(itertools.cycle(slots), n_parallel))
@@ -114,7 +114,7 @@ def read_progress(trials, progress):
 def format_eta(trials, progress, n_parallel):
     """Return ", H:MM:SS left", or "" if no trial has made progress.
 
-    Other trials are assumed to take the mean duration.
+    Trials without progress are assumed to take the mean duration of the others.
     """
     if not progress or not trials:
         return ""
@@ -133,7 +133,7 @@ def format_accuracies(trials, progress):
 
 
 def can_skip(task):
-    """Return whether a trial is finished; None on errors, which its own process reports."""
+    """Return files.can_skip(task); None on errors, which the trial's own process reports."""
     with contextlib.suppress(Exit, UsageError, OSError):
         return files.can_skip(task)
 

@@ -216,8 +216,10 @@ def table_rows(keys, encodings, values, metric):
         row += [format_mean(matching(in_cell, column), metric) for column in columns]
         for contrast in default_contrasts(in_cell):
             both = matching(in_cell, contrast.plus) + matching(in_cell, contrast.minus)
-            has_ci = not any(map(is_censored, both))
-            row += format_difference(estimate_contrast(contrast, in_cell) if has_ci else None)
+            uncensored = not any(map(is_censored, both))
+            row += format_difference(
+                estimate_contrast(contrast, in_cell) if uncensored else None
+            )
         yield row
 
 
@@ -280,7 +282,7 @@ def claim_row(claim, link, results):
 
 
 def judge(p_values, corrected):
-    """Return [corrected p-value, outcome], two strings."""
+    """Return [Holm-corrected p-value, outcome], given both of claim_p_values's."""
     p_all_positive, p_any_negative = p_values
     outcome = "inconclusive"
     if corrected <= ALPHA:
