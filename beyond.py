@@ -278,8 +278,7 @@ for model, run in LONG_RUNS.items():
     long_trials += cross(**flags, pe="none", lr=run.baseline_lr, iterations=budgets)
     long_trials += cross(**flags, pe="sin", lr=run.pe_lr, iterations=budgets)
     # The control is trained only at the longest budget
-    flags |= dict(pe="constant", lr=run.baseline_lr)
-    long_trials += cross(**flags, iterations=budgets[-1])
+    long_trials += cross(**flags, pe="constant", lr=run.baseline_lr, iterations=budgets[-1])
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[-1])
     long_claims.append(Claim(LONGER_FAMILY, "token accuracy", cell))
 

@@ -307,9 +307,8 @@ class Task:
         batch = self.held_out_batch().select(slice(-2, None))  # the longest, if lengths vary
         predictions, _ = common.predict(engine.features, model, batch, self.batch_size)
         inputs = batch.inputs[:, : self.n_steps() - batch.n_commands]
-        columns = dict(inputs=inputs, targets=batch.targets, predictions=predictions)
-        examples = zip(*(x.tolist() for x in columns.values()))
-        return [dict(zip(columns, example)) for example in examples]
+        examples = zip(inputs.tolist(), batch.targets.tolist(), predictions.tolist())
+        return [dict(zip(("inputs", "targets", "predictions"), x)) for x in examples]
 
     def task_metrics(self, metrics, correct):
         """Return the final metrics: by default, add accuracy by position.
