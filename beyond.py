@@ -178,6 +178,14 @@ add_figure(
     grid_per_model([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
 )
+SMALL_VOCAB = dict(model="gru", vocab=8)
+add_figure(
+    "fig2-twice",
+    "Reverse ordering, small vocabulary (K = 8, L = 32), 2x",
+    cross(**SMALL_VOCAB, length=32, iterations=60_000, pe=NONE_AND_PE, seed=range(11, 15)),
+    claims=[Claim("Small vocabulary, 2x", "token accuracy", SMALL_VOCAB)],
+    plot=False,
+)
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
     "fig2-early",

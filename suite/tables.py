@@ -247,7 +247,7 @@ def claims_table(claims):
     for claim, link, results in claims:
         families[claim.family].append(claim_row(claim, link, results))
     for family, rows_and_p_values in families.items():
-        yield f"**{family}** ({len(rows_and_p_values)} claims)\n"
+        yield f"**{family}** (claims: {len(rows_and_p_values)})\n"
         rows, p_values = zip(*rows_and_p_values)
         outcomes = [["-", "trials missing"]] * len(rows)
         if None not in p_values:
