@@ -32,6 +32,7 @@ from reverse import (
 )
 from suite.figures import (
     ACCURACY_AND_EDITS,
+    ACCURACY_AND_LOG_ODDS,
     K95,
     K_SUMMARIES,
     MEAN_ACCURACY,
@@ -42,7 +43,9 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
+    cell_labels,
     cross,
+    flag_label,
     gain_difference,
     model_label,
 )
@@ -164,13 +167,40 @@ add_figure(
     x=("pe", "blocks", "vocab"),
 )
 
-# -- Variants of Fig. 2: exploratory, except the preregistered fig2-more
+
+# -- Variants of Fig. 2: exploratory, except the preregistered fig2-more and fig2-twice
+def gain_contrasts(model, flag, large, small, **setting):
+    """Return Contrasts of PE's gains, over no PE and over the control, at two values."""
+    plus, minus = ({"model": model, **setting, flag: value} for value in (large, small))
+    label = ", ".join(cell_labels(dict(model=model, **setting)))
+    change = " minus ".join(f"{flag_label(flag)} = {value}" for value in (large, small))
+    return [
+        gain_difference(
+            f"{label}: gain in {metric} over {name}, {change}", plus, minus, pe, metric
+        )
+        for metric in ACCURACY_AND_LOG_ODDS
+        for pe, name in (("none", "no PE"), ("constant", "the control"))
+    ]
+
+
+def gain_growth(*pairs):
+    """Return the Contrasts of PE's gain at a larger and a smaller K, for each model."""
+    return [
+        contrast
+        for model, *vocabs in pairs
+        for contrast in gain_contrasts(model, "vocab", *vocabs)
+    ]
+
+
 add_figure(
     "fig2-short",
     "Reverse ordering, shorter inputs (L = 16)",
     grid_per_model([16, 64, 256], [64, 256, 1024]),
-    metrics=ACCURACY_AND_EDITS,
+    metrics=ACCURACY_AND_EDITS | ACCURACY_AND_LOG_ODDS,
     summaries=[K95],
+    contrasts=gain_growth(
+        ("gru", 256, 16), ("gru", 256, 64), ("lstm", 1024, 64), ("s4d", 1024, 64)
+    ),
 )
 add_figure(
     "fig2-short-twice",
@@ -208,38 +238,31 @@ add_figure(
 )
 
 
-def gain_differences(model, label, plus, minus):
-    """Return the Contrasts of PE's gains in two settings, over no PE and over the control."""
-    plus, minus = dict(model=model, **plus), dict(model=model, **minus)
-    return [
-        gain_difference(f"{model_label(model)}: gain over {name}, {label}", plus, minus, pe)
-        for pe, name in (("none", "no PE"), ("constant", "the control"))
-    ]
-
-
-gains_by_vocab = []
-for model, small, large in ("gru", 4, 32), ("gru", 8, 32), ("lstm", 16, 256), ("s4d", 16, 256):
-    label = f"K = {large} minus K = {small}"
-    gains_by_vocab += gain_differences(model, label, dict(vocab=large), dict(vocab=small))
 add_figure(
     "fig2-all",
     "Reverse ordering, L = 32, nine seeds",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
+    metrics=ACCURACY_AND_LOG_ODDS,
     summaries=K_SUMMARIES,
-    contrasts=gains_by_vocab,
+    contrasts=gain_growth(
+        ("gru", 32, 4),
+        ("gru", 32, 8),
+        ("lstm", 256, 16),
+        ("s4d", 256, 16),
+        ("s4d", 64, 32),
+        ("s4d", 256, 64),
+    ),
 )
 
 gains_by_length = []
 for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256):
-    label = f"K = {K}, L = 32 minus L = 16"
-    gains_by_length += gain_differences(
-        model, label, dict(vocab=K, length=32), dict(vocab=K, length=16)
-    )
+    gains_by_length += gain_contrasts(model, "length", 32, 16, vocab=K)
 add_figure(
     "fig2-lengths",
     "Reverse ordering, L = 16 and 32 at the same K",
     grid_per_model([16], [64, 256], length=16)
     + grid_per_model([16], [64, 256], length=32, seed=range(5, 14)),
+    metrics=ACCURACY_AND_LOG_ODDS,
     contrasts=gains_by_length,
     plot=False,
 )

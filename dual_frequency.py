@@ -26,7 +26,15 @@ from common import (
     uniform_integers,
 )
 from reverse import FRESH_SEEDS, Reverse
-from suite.figures import NONE_AND_PE, WITH_CONSTANT, WITH_DUP, Figure, cross, model_label
+from suite.figures import (
+    NONE_AND_PE,
+    WITH_CONSTANT,
+    WITH_DUP,
+    Figure,
+    cross,
+    log_odds,
+    model_label,
+)
 from suite.task import Flag
 
 # Target/disturbants
@@ -157,6 +165,17 @@ def accuracy_difference(first, second):
     return lambda result: retrieval_accuracy(first)(result) - retrieval_accuracy(second)(result)
 
 
+def log_odds_difference(first, second):
+    """Return a metric: the log-odds in one condition minus those in another."""
+
+    def compute(result):
+        n = result.config["held_out"] // len(CONDITIONS)  # outputs per condition
+        x, y = (log_odds(retrieval_accuracy(c)(result), n) for c in (first, second))
+        return x - y
+
+    return compute
+
+
 def gap_at_papers_worst_quarter(result):
     """Return mean accuracy in three quarters of target positions minus that in the fourth.
 
@@ -187,6 +206,12 @@ FIG3_OPTIONS = dict(
             "frequent/frequent", "frequent/rare"
         ),
         "Rare targets: Frequent - Rare disturbants": accuracy_difference(
+            "rare/frequent", "rare/rare"
+        ),
+        "Frequent targets: the same, in log-odds": log_odds_difference(
+            "frequent/frequent", "frequent/rare"
+        ),
+        "Rare targets: the same, in log-odds": log_odds_difference(
             "rare/frequent", "rare/rare"
         ),
         "Frequent - Rare targets, Frequent disturbants": accuracy_difference(*AMONG_FREQUENT),

@@ -27,6 +27,7 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
+    count_test_tokens,
     cross,
     gain_difference,
     model_label,
@@ -88,8 +89,8 @@ def desk_grid():
 
 def log_error(result):
     """Return the log of the token error rate; zero errors count as half an error."""
-    tokens = result.config["held_out"] * result.config["length"]
-    return math.log(max(1 - result.metrics["token_accuracy"], 0.5 / tokens))
+    error = 1 - result.metrics["token_accuracy"]
+    return math.log(max(error, 0.5 / count_test_tokens(result)))
 
 
 def rarity_contrasts(metric=""):

@@ -1,6 +1,7 @@
 """Figures as data: grids of trials, metrics, contrasts and claims; report.py shows them."""
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +159,23 @@ def matching(items, flags):
 
 def finished_results(results):
     return [result for result in results if result.config]
+
+
+def count_test_tokens(result):
+    return result.config["held_out"] * result.config["length"]
+
+
+def log_odds(accuracy, n):
+    """Return log(accuracy / error) of n outputs; zero errors count as half an error."""
+    error = max(1 - accuracy, 0.5 / n)
+    return math.log((1 - error) / error)
+
+
+def token_log_odds(result):
+    return log_odds(result.metrics["token_accuracy"], count_test_tokens(result))
+
+
+ACCURACY_AND_LOG_ODDS = ACCURACY | {"log-odds": token_log_odds}
 
 
 def chance(x):
