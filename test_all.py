@@ -79,6 +79,7 @@ from suite.figures import (
     Figure,
     Result,
     as_metric,
+    log_odds,
     matching,
 )
 from variable_length import VariableLength
@@ -1496,10 +1497,12 @@ def test_metrics_of_targets_and_positions_by_hand():
     accuracies = dict.fromkeys(dual_frequency.CONDITIONS, [0.9] * 8)
     accuracies["frequent/rare"] = [0.6] * 2 + [0.9] * 6
     for model, weakness in ("lstm", 0.3), ("s4d", -0.1):
-        result = Result({"model": model}, {"by_condition": accuracies})
+        result = Result({"model": model}, {"by_condition": accuracies}, {"held_out": 32})
         metrics = DualFrequency.figures["fig3"].metrics.values()
-        expected = [0.8625, 0.9, 0.825, 0.9, 0.075, 0, 0, -0.075, weakness]
+        drop = math.log(0.9 / 0.1) - math.log(0.825 / 0.175)
+        expected = [0.8625, 0.9, 0.825, 0.9, 0.075, 0, drop, 0, 0, -0.075, weakness]
         assert_close([metric(result) for metric in metrics], expected, 1e-9)
+    assert_close(log_odds(1, 4), math.log(7), 1e-9)  # no error counts as half an error of 4
 
 
 # -- report.py, RESULTS.md, README.md
