@@ -1499,7 +1499,7 @@ def test_metrics_of_targets_and_positions_by_hand():
     for model, weakness in ("lstm", 0.3), ("s4d", -0.1):
         result = Result({"model": model}, {"by_condition": accuracies}, {"held_out": 32})
         metrics = DualFrequency.figures["fig3"].metrics.values()
-        drop = math.log(0.9 / 0.1) - math.log(0.825 / 0.175)
+        drop = math.log(9 * 0.175 / 0.825)
         expected = [0.8625, 0.9, 0.825, 0.9, 0.075, 0, drop, 0, 0, -0.075, weakness]
         assert_close([metric(result) for metric in metrics], expected, 1e-9)
     assert_close(log_odds(1, 4), math.log(7), 1e-9)  # no error counts as half an error of 4
