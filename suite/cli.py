@@ -276,7 +276,7 @@ def trials_of_figure(task_class, given, figure_name):
     trials = list(trials.values())
     if not trials:
         raise UsageError(f"{subject} has no trial with {mismatch(grid, given)}")
-    for (name, *others), n in left_out.items():
+    for (name, *others), n in left_out.items() if "all" in given else ():
         if not others and any(name not in trial.flags for trial in trials):
             why = f"leaves out {n} trials of the figure, which set another value"
             print(f"note: {option_string(name)} {given[name]} {why}", file=sys.stderr)
