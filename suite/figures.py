@@ -175,7 +175,8 @@ def token_log_odds(result):
     return log_odds(result.metrics["token_accuracy"], count_test_tokens(result))
 
 
-ACCURACY_AND_LOG_ODDS = ACCURACY | {"log-odds": token_log_odds}
+LOG_ODDS = "log-odds"
+ACCURACY_AND_LOG_ODDS = ACCURACY | {LOG_ODDS: token_log_odds}
 
 
 def chance(x):

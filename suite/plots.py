@@ -14,7 +14,7 @@ import numpy as np
 
 from common import ENCODINGS
 from suite import files
-from suite.figures import cell_labels, chance, model_label
+from suite.figures import LOG_ODDS, cell_labels, chance, model_label
 from suite.stats import estimate
 
 # Encodings have the same colour and marker in all plots; those that a script adds come last.
@@ -67,6 +67,8 @@ def lines_of(figure, result):
     title, encoding = model_label(result.config["model"]), result.flags["pe"]
     x = x_value(figure, result)
     for metric, y in result.by_label.items():
+        if metric == LOG_ODDS:  # only in tables
+            continue
         yield metric, title, encoding, {x: y}
         if figure.x == "iterations" and "accuracy" in metric:
             yield f"error (1 - {metric})", title, encoding, {x: 1 - y}
