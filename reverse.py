@@ -135,12 +135,16 @@ Reverse.figures["fig13"] = Figure(
 
 # -- Section 4.1: does more training replace PE?
 def training_budget_grid(encodings=("none",), iterations=300_000, batch=512, **flags):
-    """Return `encodings` at 1x and 2x iterations, PE at 1x, and no PE at 2x batch size."""
+    """Return `encodings` at 1x and 2x iterations, those without control at 2x batch size.
+
+    PE is always trained at 1x.
+    """
     budgets = [iterations, 2 * iterations]
     trials = cross(**flags, pe=list(encodings), iterations=budgets, batch=batch)
     if "sin" not in encodings:
         trials += cross(**flags, pe="sin", iterations=iterations, batch=batch)
-    return trials + cross(**flags, pe="none", iterations=iterations, batch=2 * batch)
+    larger = [pe for pe in NONE_AND_PE if pe in encodings]
+    return trials + cross(**flags, pe=larger, iterations=iterations, batch=2 * batch)
 
 
 def budget_contrasts(iterations, batch):
