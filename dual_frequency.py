@@ -33,9 +33,7 @@ from suite.figures import (
     Figure,
     cross,
     log_odds,
-    model_label,
 )
-from suite.task import Flag
 
 # Target/disturbants
 CONDITIONS = ["frequent/frequent", "frequent/rare", "rare/frequent", "rare/rare"]
@@ -47,16 +45,6 @@ class DualFrequency(Reverse):
     """Reverse ordering with K/2 Frequent integers, followed by K/2 Rare ones."""
 
     name = "dual_frequency"
-    extra_flags = [
-        Flag(
-            "snapshot_every",
-            None,
-            "iterations between weight snapshots, all of which stability.py evaluates "
-            "(default: min(5000, iterations / 10))",
-            int,
-            identifies_trial=False,
-        )
-    ]
 
     @classmethod
     def defaults(cls, args):
@@ -192,8 +180,7 @@ def gap_at_papers_worst_quarter(result):
 def position_curves(result):
     """Yield accuracy over the target's position, one curve per condition."""
     for condition, values in result.metrics["by_condition"].items():
-        panel = f"{model_label(result.flags['model'])}, {condition.title()}"
-        yield panel, result.flags["pe"], dict(enumerate(values, 1))
+        yield condition.title(), dict(enumerate(values, 1))
 
 
 FIG3_OPTIONS = dict(

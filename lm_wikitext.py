@@ -34,7 +34,7 @@ from torch.nn.utils import rnn
 
 import common
 from common import Batch, UsageError, select_steps
-from suite.figures import NONE_AND_PE, Figure, cross, model_label
+from suite.figures import NONE_AND_PE, Figure, cross
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
@@ -165,14 +165,7 @@ class WikiText(Task):
             of_known, of_all = self.perplexities(model, self.splits[name], engine)
             metrics[f"{name}_perplexity"] = of_known
             metrics[f"{name}_perplexity_with_unknown"] = of_all
-        splits = self.splits.items()
-        unknown = {name: int((split.tokens == UNKNOWN).sum()) for name, split in splits}
-        return metrics | {
-            "unigram_test_perplexity": self.unigram_perplexity(),
-            "paragraphs": {name: split.n_paragraphs for name, split in splits},
-            "tokens": {name: len(split.tokens) for name, split in splits},
-            "unknown_tokens": unknown,
-        }
+        return metrics | {"unigram_test_perplexity": self.unigram_perplexity()}
 
 
 @functools.lru_cache(1)
@@ -198,7 +191,7 @@ def perplexity_curve(result):
     points = dict(
         zip(result.training_curve["iteration"], np.exp(result.training_curve["loss"]))
     )
-    yield model_label(result.flags["model"]), result.flags["pe"], points
+    yield "", points
 
 
 WikiText.figures["table1"] = Figure(
@@ -332,7 +325,6 @@ class Split:
         ends = np.fromfile(folder / f"{name}.ends", "<i8")
         counts = np.minimum(np.diff(ends) - 1, length)
         self.tokens = np.memmap(folder / f"{name}.tokens", "<u2", "r")
-        self.n_paragraphs = len(ends) - 1  # including those left out
         # (P,) paragraphs with targets
         self.starts = ends[:-1][counts > 0]
         self.target_counts = counts[counts > 0]

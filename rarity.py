@@ -18,17 +18,15 @@ import math
 from torch import nn
 
 from common import UsageError
-from reverse import Reverse
+from reverse import Reverse, grid_per_model
 from suite.figures import (
     ACCURACY,
     ENCODING_NAMES,
     NONE_AND_PE,
-    WITH_CONSTANT,
     Claim,
     Contrast,
     Figure,
     count_test_tokens,
-    cross,
     gain_difference,
     model_label,
 )
@@ -75,16 +73,10 @@ N_OUTPUTS = {"gru": 8, "lstm": 16, "s4d": 16}  # M, with K = 256
 
 def desk_grid():
     """Return the new trials, and those of fig2-all at K = M and (LSTM, S4D) K = 256."""
-    new, existing = [], []
-    for model, M in N_OUTPUTS.items():
-        flags = dict(model=model)
-        if model == "s4d":
-            flags |= dict(iterations=10_000, lr=1e-2)
-        flags |= dict(pe=WITH_CONSTANT, length=32)
-        new += cross(**flags, vocab=256, meanings=M, seed=range(17, 23))
-        vocabs = [M] if model == "gru" else [M, 256]
-        existing += cross(**flags, vocab=vocabs, seed=range(5, 14))
-    return new + existing
+    new = grid_per_model([256], [256], length=32, seed=range(17, 23))
+    for trial in new:
+        trial["meanings"] = N_OUTPUTS[trial["model"]]
+    return new + grid_per_model([8], [16, 256], length=32, seed=range(5, 14))
 
 
 def log_error(result):

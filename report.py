@@ -93,10 +93,8 @@ def make_result(trial, content, figure):
             if "accuracy" in label and not 0 <= x <= 1:
                 raise ValueError(f"{label} {x}")
     with contextlib.suppress(KeyError):
-        for panel, encoding, points in figure.curves(result) if figure.curves else ():
-            curves.append(
-                (clean(panel), encoding, {x: finite_float(y) for x, y in points.items()})
-            )
+        for panel, points in figure.curves(result) if figure.curves else ():
+            curves.append((clean(panel), {x: finite_float(y) for x, y in points.items()}))
     return result._replace(by_label=by_label, curves=curves)
 
 

@@ -117,7 +117,6 @@ Reverse.figures["fig12"] = Figure(
     },
     ACCURACY_AND_EDITS,
     contrasts=[DUP_MINUS_NONE],
-    x="pe",
     plot=False,
 )
 Reverse.figures["fig13"] = Figure(
@@ -134,17 +133,13 @@ Reverse.figures["fig13"] = Figure(
 
 
 # -- Section 4.1: does more training replace PE?
-def training_budget_grid(encodings=("none",), iterations=300_000, batch=512, **flags):
-    """Return `encodings` at 1x and 2x iterations, those without control at 2x batch size.
-
-    PE is always trained at 1x.
-    """
-    budgets = [iterations, 2 * iterations]
-    trials = cross(**flags, pe=list(encodings), iterations=budgets, batch=batch)
-    if "sin" not in encodings:
-        trials += cross(**flags, pe="sin", iterations=iterations, batch=batch)
-    larger = [pe for pe in NONE_AND_PE if pe in encodings]
-    return trials + cross(**flags, pe=larger, iterations=iterations, batch=2 * batch)
+def paper_budget_grid(**flags):
+    """Return no PE and PE at 1x, and no PE at 2x iterations and at 2x batch size."""
+    return (
+        cross(**flags, pe="none", iterations=[300_000, 600_000], batch=512)
+        + cross(**flags, pe="sin", iterations=300_000, batch=512)
+        + cross(**flags, pe="none", iterations=300_000, batch=1024)
+    )
 
 
 def budget_contrasts(iterations, batch):
@@ -163,10 +158,11 @@ def budget_contrasts(iterations, batch):
 Reverse.figures["section4.1"] = Figure(
     "More iterations, larger batches",
     {
-        "paper": training_budget_grid(model="gru", vocab=256)
-        + training_budget_grid(**PAPER_LSTM)
-        + training_budget_grid(model="s4d", vocab=16384),
-        "desk": training_budget_grid(WITH_CONSTANT, iterations=30_000, batch=64, **DESK_LSTM),
+        "paper": paper_budget_grid(model="gru", vocab=256)
+        + paper_budget_grid(**PAPER_LSTM)
+        + paper_budget_grid(model="s4d", vocab=16384),
+        "desk": cross(**DESK_LSTM, pe=WITH_CONSTANT, iterations=[30_000, 60_000], batch=64)
+        + cross(**DESK_LSTM, pe=NONE_AND_PE, iterations=30_000, batch=128),
     },
     contrasts=budget_contrasts(300_000, 512) + budget_contrasts(30_000, 64),  # paper, desk
     x=("pe", "iterations", "batch"),

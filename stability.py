@@ -36,7 +36,7 @@ from dual_frequency import (
     DualFrequency,
 )
 from reverse import VOCAB_FAMILY
-from suite.figures import Claim, Figure, model_label
+from suite.figures import Claim, Figure
 from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
 
@@ -183,7 +183,6 @@ class Stability(DualFrequency):
 
     name, result_file = "stability", "stability.json"
     extra_flags = [
-        *DualFrequency.extra_flags,
         Flag("model", "lstm", "recurrent layer", choices=("gru", "lstm", "s4d")),
         Flag(
             "pairs",
@@ -311,9 +310,7 @@ def initial_gap_excess(result):
 
 def snapshot_curves(result):
     for condition, values in result.metrics["by_condition"].items():
-        panel = f"{model_label(result.flags['model'])}, {condition.title()}"
-        points = {int(iteration): value for iteration, value in values.items()}
-        yield panel, result.flags["pe"], points
+        yield condition.title(), {int(iteration): value for iteration, value in values.items()}
 
 
 METRICS = {

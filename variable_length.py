@@ -22,7 +22,7 @@ from common import (
     uniform_integers,
 )
 from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, random_and_learned_contrasts
-from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, cross, model_label
+from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, cross
 from suite.task import Flag
 
 
@@ -106,7 +106,7 @@ SMALL_REVERSAL_LSTM = dict(model="lstm", iterations=3000, **SMALL_REVERSAL)
 def length_curves(result):
     """Yield token accuracy over input length, as one curve."""
     points = {int(n): accuracy for n, accuracy in result.metrics["by_length"].items()}
-    yield model_label(result.flags["model"]), result.flags["pe"], points
+    yield "", points
 
 
 VariableLength.figures["fig11"] = Figure(

@@ -6,14 +6,6 @@ import signal
 import sys
 from pathlib import Path
 
-if sys.version_info < (3, 11):  # noqa: UP036
-    print(
-        "error: Python 3.11 or later is required; found",
-        *sys.version.split()[:1],
-        file=sys.stderr,
-    )
-    raise SystemExit(2)
-
 
 class Interrupts:
     """Signal handler: exit or, while signals are deferred, set `requested`."""

@@ -32,7 +32,8 @@ EXECUTION_FLAGS = [
     Flag(
         "snapshot_every",
         None,
-        "iterations between weight snapshots, all of which are kept (default: none)",
+        "iterations between weight snapshots, all of which are kept (default: none; "
+        "dual_frequency.py, for stability.py: min(5000, iterations / 10))",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv and log lines", at_least=1),

@@ -109,7 +109,8 @@ class Figure(NamedTuple):
     # x axis of the plots. A flag: one line per encoding. "pe" or ("pe", flag, ...): categories,
     # one for each combination of the flags' values. With `curves`: the axis's label
     x: str | tuple = "vocab"
-    curves: Callable | None = None  # Result -> iterable of (panel, encoding, {x: y})
+    # Result -> iterable of (panel, {x: y}); titles are the model and, if not empty, the panel
+    curves: Callable | None = None
     y: str = "token accuracy"  # y label of the curves
     plot: bool = True
 

@@ -18,7 +18,6 @@ from suite.progress import ProgressLine, format_time_left
 from suite.task import Task
 
 libc = ctypes.CDLL(None)
-PROGRESS_KEYS = "fraction", "accuracy", "duration"  # in progress.json
 
 
 class Trial(NamedTuple):
@@ -104,11 +103,9 @@ def start(script, trial, n_parallel, gpu):
 def read_progress(trials, progress):
     """Update `progress`, {folder: content of its progress.json}."""
     for trial in trials:
-        path = trial.folder / "progress.json"
-        # A power cut may have damaged the file
-        with contextlib.suppress(Exit), files.prefix_errors(path):
-            if content := files.read_json(path):
-                progress[trial.folder] = {name: float(content[name]) for name in PROGRESS_KEYS}
+        with contextlib.suppress(Exit):  # a power cut may have damaged the file
+            if content := files.read_json(trial.folder / "progress.json"):
+                progress[trial.folder] = content
 
 
 def format_eta(trials, progress, n_parallel):

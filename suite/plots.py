@@ -60,18 +60,18 @@ def x_value(figure, result):
 
 def lines_of(figure, result):
     """Yield (metric, panel title, encoding, {x: y})."""
+    model, encoding = model_label(result.config.get("model", "")), result.flags["pe"]
     if figure.curves:
-        for line in result.curves:
-            yield figure.y, *line
+        for panel, points in result.curves:
+            yield figure.y, ", ".join(filter(None, [model, panel])), encoding, points
         return
-    title, encoding = model_label(result.config["model"]), result.flags["pe"]
     x = x_value(figure, result)
     for metric, y in result.by_label.items():
         if metric == LOG_ODDS:  # only in tables
             continue
-        yield metric, title, encoding, {x: y}
+        yield metric, model, encoding, {x: y}
         if figure.x == "iterations" and "accuracy" in metric:
-            yield f"error (1 - {metric})", title, encoding, {x: 1 - y}
+            yield f"error (1 - {metric})", model, encoding, {x: 1 - y}
 
 
 # -- Drawing

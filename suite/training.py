@@ -5,9 +5,9 @@ result as an uninterrupted run, bitwise identical on CPUs. README.md shows how t
 trained model.
 """
 
-import datetime
 import sys
 import time
+from datetime import UTC, datetime
 
 import torch
 
@@ -273,7 +273,7 @@ class Trainer:
             "iterations": self.iteration,
             "seconds": round(self.seconds, 3),
             "peak_memory_bytes": machine.peak_memory(self.device),
-            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         files.write_json(self.folder / "result.json", result)
         for name in "previous.pt", "progress.json":
