@@ -1076,6 +1076,7 @@ REFUSED = {  # after --scale smoke
         "--lr nan",
         "--embed 7",
         "--seed 0-4",
+        "--list fig2 --seed 0-99999999999999999999",
         "--warmup 11 --iterations 10",
         "--vocab 2 --length 3",
         "--vocab 2 --length 3 --held-out 5",

@@ -34,13 +34,13 @@ class Flag(NamedTuple):
 # -- The flags of every task; their defaults are the paper's
 def parse_seeds(text):
     """Parse a seed, or a range of seeds such as 0-4."""
-    if not re.fullmatch(r"\d+(-\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text} is not a seed or a range such as 0-4")
-    first, dash, last = text.partition("-")
-    parsed = range(int(first), int(last) + 1) if dash else int(text)
-    if dash and len(parsed) not in range(1, 101):
-        raise argparse.ArgumentTypeError(f"{text} is not a range of 1 to 100 seeds")
-    return parsed
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    ends = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text)
+    seeds = range(int(ends[1]), int(ends[2]) + 1) if ends else ()
+    if not 1 <= len(seeds) <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a seed or 1 to 100 seeds such as 0-4")
+    return seeds
 
 
 def parse_bands(text):
