@@ -27,6 +27,7 @@ from suite.figures import (
     Contrast,
     Figure,
     count_test_tokens,
+    error_rate,
     gain_difference,
     model_label,
 )
@@ -80,9 +81,8 @@ def desk_grid():
 
 
 def log_error(result):
-    """Return the log of the token error rate; zero errors count as half an error."""
-    error = 1 - result.metrics["token_accuracy"]
-    return math.log(max(error, 0.5 / count_test_tokens(result)))
+    """Return the log of the token error rate."""
+    return math.log(error_rate(result.metrics["token_accuracy"], count_test_tokens(result)))
 
 
 def rarity_contrasts(metric=""):

@@ -166,9 +166,14 @@ def count_test_tokens(result):
     return result.config["held_out"] * result.config["length"]
 
 
+def error_rate(accuracy, n):
+    """Return the error rate of n outputs; zero errors count as half an error."""
+    return max(1 - accuracy, 0.5 / n)
+
+
 def log_odds(accuracy, n):
-    """Return log(accuracy / error) of n outputs; zero errors count as half an error."""
-    error = max(1 - accuracy, 0.5 / n)
+    """Return log(accuracy / error) of n outputs."""
+    error = error_rate(accuracy, n)
     return math.log((1 - error) / error)
 
 
