@@ -4,9 +4,9 @@ This is the reference implementation. suite/fast.py, the default for most models
 only Model.features; it is faster, and equal up to rounding.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
-E embedding (and encoding) size, H hidden size, N state size of S4D (data: number of sequences
-or packed tokens), W integers in a sequence, R candidates per training sequence. Batches are
-(B, T); inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
+E embedding (and encoding) size, H hidden size, W integers in a sequence, R candidates per
+training sequence. N is S4D's state size or, for data, the number of sequences or packed tokens.
+Batches are (B, T); inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
 """
 
 import math
@@ -505,10 +505,10 @@ def distinct_sequences(draw, count, *key_parts, device):
 class HeldOutSet:
     """Test sequences (N, W), excluded from training by rejection sampling.
 
-    `probability`: that a random sequence is one of them. The number of tries is fixed,
-    to avoid host-device synchronisation: of `n_candidates` drawn for each training sequence,
-    the first that is not held out is used. The probability that all candidates are held out is
-    at most 1e-18; then a fixed fallback sequence is used.
+    `probability` is the chance that a random sequence is held out. For each training sequence,
+    `n_candidates` are drawn, and the first that is not held out is used. Their number is fixed
+    to avoid host-device synchronisation. If all are held out (probability at most 1e-18), a
+    fixed fallback sequence is used.
     """
 
     def __init__(self, sequences, probability):
@@ -583,8 +583,8 @@ def damerau_levenshtein(a, b):
     """
     a, b = a.T, b.T  # (La, N), (Lb, N)
     pairs = np.arange(a.shape[1])
-    # Without an earlier match, an index below is -1: the extra last row or column, which keeps
-    # its initial value, larger than any distance
+    # Without an earlier match, k - 1 or last_column - 1 is -1. It then selects the extra last
+    # row or column, which keeps its initial value, larger than any distance
     shape = len(a) + 2, len(b) + 2, len(pairs)
     table = np.full(shape, len(a) + len(b), dtype=np.int32)
     table[:-1, 0] = np.arange(len(a) + 1)[:, None]

@@ -8,9 +8,10 @@
     in   3 1 4 _ _ _        _ is the command token; time steps 1 .. 2L
     out  . . . 4 1 3        . is not scored
 
-The paper reports that GRU, LSTM and S4D handle larger vocabularies with sinusoidal positional
-encoding (PE, --pe sin) than without. The code is in suite/task.py (defaults, batches),
-suite/training.py (training loop) and common.py (model, loss, training step).
+The paper (Morita, TMLR 2024) reports that GRU, LSTM and S4D handle larger vocabularies with
+sinusoidal positional encoding (PE, --pe sin) than without. The code is in
+suite/task.py (defaults, batches), suite/training.py (training loop) and common.py (model, loss,
+training step).
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -93,9 +94,9 @@ DUP_MINUS_NONE = encoding_contrast("dup", "none")
 
 
 def random_and_learned_contrasts(control):
-    """Return Contrasts of random and of learned vectors with no PE, `control` and PE.
+    """Return Contrasts that compare random and learned vectors with no PE, `control` and PE.
 
-    Learned vectors are also compared at initial norm 1.
+    Learned vectors of initial norm 1 are also compared with no PE and PE.
     """
     contrasts = []
     for pe in ("random", "learned"):
@@ -134,7 +135,7 @@ Reverse.figures["fig13"] = Figure(
 
 # -- Section 4.1: does more training replace PE?
 def paper_budget_grid(**flags):
-    """Return no PE and PE at 1x, and no PE at 2x iterations and at 2x batch size."""
+    """Return a grid: no PE and PE at 1x, no PE at 2x iterations, and no PE at 2x batch size."""
     return (
         cross(**flags, pe="none", iterations=[300_000, 600_000], batch=512)
         + cross(**flags, pe="sin", iterations=300_000, batch=512)
@@ -143,7 +144,7 @@ def paper_budget_grid(**flags):
 
 
 def budget_contrasts(iterations, batch):
-    """Return Contrasts: no PE at 2x iterations or batch size minus no PE and PE at 1x."""
+    """Return Contrasts of no PE with doubled iterations or batch size to no PE and PE at 1x."""
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
     sin = none | dict(pe="sin")

@@ -99,7 +99,7 @@ def recurrent_stability(layer, inputs, target_step):
     grads = []  # per step, for each part of the new state: d part / d (product, state[0])
     for x in inputs:
         product = F.linear(state[-1], weight)
-        # Given W h, a step is elementwise: the gradient of the sum holds all derivatives
+        # For fixed W h, the step is elementwise, so the gradient of the sum has all derivatives
         with torch.enable_grad():
             leaves = product.requires_grad_(), state[0].requires_grad_()
             new = cell.update(*cell.preactivations(x, product, bias), leaves[1])[-parts:]
@@ -133,7 +133,7 @@ def chain_step(J, grads, weight):
 
 
 def rescale(J):
-    """Divide each sequence's J by its largest entry; a factor cancels in the cosine.
+    """Divide each sequence's J by its largest entry; the cosine does not change.
 
     Without this, a product of up to 127 step Jacobians (L = 64) would underflow.
     """
@@ -159,7 +159,7 @@ def s4d_stability(layer, inputs, target_step):
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
     p, q = (half.chunk(2) for half in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
     # w is the derivative of y w.r.t. the state after the target, without a constant factor,
-    # which cancels. The input weight (exp(dt A) - 1) / A is no part of w (Gu et al., 2022)
+    # which cancels. The input weight (exp(dt A) - 1) / A is not part of w (Gu et al., 2022)
     decay = (layer.discretise()[0] * (len(inputs) - target_step)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
     w2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
@@ -328,7 +328,7 @@ FIG5_DESK = [x | dict(pairs=256) if x["model"] == "s4d" else x for x in FIG3["de
 Stability.figures["fig5"] = Figure(
     "Gradient stability by frequency of target/disturbants",
     FIG3 | {"desk": FIG5_DESK},
-    METRICS | {"Frequent - Rare: first snapshot - mean of snapshots": initial_gap_excess},
+    METRICS | {"Frequent - Rare, first snapshot minus mean of snapshots": initial_gap_excess},
     **FIG5_OPTIONS,
 )
 Stability.figures["fig5-fresh"] = Figure(

@@ -2,10 +2,10 @@
 
     raise SystemExit(cli.main(Reverse))  # at the end of a script
 
-A flag's value comes from the command line, else the figure's grid, the scale or the paper. A
+A flag's value comes from the command line, else from the figure, the scale or the paper. A
 figure's trials whose flags differ from the command line's are left out; only --seed replaces
-the figure's. `task_class` is a script's subclass of Task, `task` an instance (one
-trial), and `given` holds the flags given on the command line.
+the figure's. `task_class` is a script's subclass of Task, `task` an instance (one trial), and
+`given` holds the flags given on the command line.
 """
 
 import argparse
@@ -279,7 +279,7 @@ def trials_of_figure(task_class, given, figure_name):
         raise UsageError(f"{subject} has no trial with {mismatch(grid, given)}")
     for (name, *others), n in left_out.items() if "all" in given else ():
         if not others and any(name not in trial.flags for trial in trials):
-            why = f"leaves out {n} trials of the figure, which set another value"
+            why = f"leaves out {n} trials of the figure that have another value"
             print(f"note: {option_string(name)} {given[name]} {why}", file=sys.stderr)
     if "index" not in given:
         return trials

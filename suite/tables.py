@@ -85,7 +85,7 @@ def align(rows):
 
 # -- Contrasts
 def default_contrasts(items):
-    """Return the contrasts PE - no PE and PE - control, as far as encodings are present."""
+    """Return the contrasts PE - no PE and PE - control, if their encodings are present."""
     encodings = {x.flags.get("pe") for x in items}
     if not encodings.issuperset(NONE_AND_PE):
         return []
@@ -282,7 +282,7 @@ def claim_row(claim, link, results):
 
 
 def judge(p_values, corrected):
-    """Return [Holm-corrected p-value, outcome], given both of claim_p_values's."""
+    """Return [Holm-corrected p-value, outcome], given claim_p_values' pair."""
     p_all_positive, p_any_negative = p_values
     outcome = "inconclusive"
     if corrected <= ALPHA:

@@ -99,14 +99,14 @@ FLAGS = [
     Flag(
         "encode",
         "both",
-        "time steps that receive the encoding: input, output or both (others: zero vectors)",
+        "time steps that receive the encoding: input, output or both; others receive zeros",
         choices=("input", "output", "both"),
     ),
     Flag(
         "amplitude",
         None,
-        "norm of each encoding vector (default: 1); ramp: of the last one; learned: RMS norm "
-        "of the initial ones (default: sqrt(--embed))",
+        "norm of each encoding vector (default: 1). For ramp, norm of the last one; for "
+        "learned, RMS norm of the initial ones (default: sqrt(--embed))",
         float,
     ),
     Flag(
