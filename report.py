@@ -166,8 +166,7 @@ def section(task_class, name, results, args):
     if args.write:
         yield "```text"
     yield from means_table(figure, results, metrics)
-    if not args.brief:
-        yield from contrast_table(figure, results, metrics)
+    yield from contrast_table(figure, results, metrics)
     if args.write:
         yield "```"
     if figure.note:
