@@ -1581,7 +1581,7 @@ def readme_cells(results, **flags):
         found = matching(results, dict(pe=pe, **flags))
         found = report.finished_results(found)
         values = [result.by_label["token accuracy"] for result in found]
-        cells.append(f"{np.mean(values):.0%}" if values else "")
+        cells.append(f"{np.mean(values):.0%}" if values else "-")
     return "|".join(cells)
 
 
