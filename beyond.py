@@ -193,7 +193,7 @@ def gain_growth(*pairs):
 
 add_figure(
     "fig2-short",
-    "Reverse ordering, shorter inputs (L = 16)",
+    "Reversal, shorter inputs (L = 16)",
     grid_per_model([16, 64, 256], [64, 256, 1024]),
     metrics=ACCURACY_AND_EDITS | ACCURACY_AND_LOG_ODDS,
     summaries=[K95],
@@ -203,14 +203,14 @@ add_figure(
 )
 add_figure(
     "fig2-short-twice",
-    "Reverse ordering, shorter inputs (L = 16), 2x",
+    "Reversal, shorter inputs (L = 16), 2x",
     grid_per_model([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
 )
 SMALL_VOCAB = dict(model="gru", vocab=8)
 add_figure(
     "fig2-twice",
-    "Reverse ordering, small vocabulary (K = 8, L = 32), 2x",
+    "Reversal, small vocabulary (K = 8, L = 32), 2x",
     cross(**SMALL_VOCAB, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)),
     claims=[Claim("Small vocabulary, 2x", "token accuracy", SMALL_VOCAB)],
     plot=False,
@@ -226,7 +226,7 @@ add_figure(
 LONGER_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-more",
-    "Reverse ordering, more seeds (11 to 13)",
+    "Reversal, more seeds (11 to 13)",
     grid_per_model(**FIG2_DESK, seed=range(11, 14)),
     claims=[
         Claim(LONGER_FAMILY, MEAN_ACCURACY, dict(model=model))
@@ -239,7 +239,7 @@ add_figure(
 
 add_figure(
     "fig2-all",
-    "Reverse ordering, L = 32, nine seeds",
+    "Reversal, L = 32",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
     summaries=K_SUMMARIES,
@@ -258,7 +258,7 @@ for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 2
     gains_by_length += gain_contrasts(model, "length", 32, 16, vocab=K)
 add_figure(
     "fig2-lengths",
-    "Reverse ordering, L = 16 and 32 at the same K",
+    "Reversal, L = 16 and 32 at the same K",
     grid_per_model([16], [64, 256], length=16)
     + grid_per_model([16], [64, 256], length=32, seed=range(5, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
@@ -268,7 +268,7 @@ add_figure(
 
 # -- Which property of PE helps; and Fig. 14's encodings at a fixed length
 Beyond.figures["pe-ablation"] = ablation_figure(
-    "Reverse ordering", dict(model="gru", iterations=2000, **SMALL_REVERSAL)
+    "Reversal", dict(model="gru", iterations=2000, **SMALL_REVERSAL)
 )
 add_figure(
     "fig14-fixed",

@@ -1,4 +1,4 @@
-"""Reverse ordering + delayed addition (Fig. 7): read x1..xL, then add xL..x1 to y1..yL, mod K.
+"""Reversal + delayed addition (Fig. 7): read x1..xL, then add xL..x1 to y1..yL, mod K.
 
     python delayed_add.py --model lstm --pe sin --vocab 1024 --seed 0
     python delayed_add.py --scale desk --all fig7
@@ -44,7 +44,7 @@ class DelayedAddition(Task):
 
 SMALL_LSTM = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
 DelayedAddition.figures["fig7"] = Figure(
-    "Reverse ordering + delayed addition",
+    "Reversal + delayed addition",
     {
         "paper": cross(model="lstm", pe=NONE_AND_PE, vocab=[896, 960, 1024, 1088]),
         "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),

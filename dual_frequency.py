@@ -1,4 +1,4 @@
-"""Reverse ordering of Frequent and Rare integers (Fig. 3): where does PE help?
+"""Reversal of Frequent and Rare integers (Fig. 3): where does PE help?
 
     python dual_frequency.py --model lstm --pe sin --vocab 1024 --seed 0
     python dual_frequency.py --scale desk --all fig3
@@ -42,7 +42,7 @@ AMONG_RARE = "frequent/rare", "rare/rare"
 
 
 class DualFrequency(Reverse):
-    """Reverse ordering with K/2 Frequent integers, followed by K/2 Rare ones."""
+    """Reversal with K/2 Frequent integers, followed by K/2 Rare ones."""
 
     name = "dual_frequency"
 

@@ -1,4 +1,4 @@
-"""Vocabulary size or rarity? Reverse ordering of K input tokens with only M outputs.
+"""Vocabulary size or rarity? Reversal of K input tokens with only M outputs.
 
     python rarity.py --model s4d --pe sin --vocab 256 --meanings 16 --seed 0
     python rarity.py --scale desk --all rarity

@@ -1,4 +1,4 @@
-"""Reverse ordering (Figs. 2, 12, 13): read L integers, then output them in reverse order.
+"""Reversal (Figs. 2, 12, 13): read L integers, then output them in reverse order.
 
     python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # one trial of Fig. 2
     python reverse.py --list fig2                                   # list all its trials
@@ -70,7 +70,7 @@ FIG2_DESK = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
 LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in FIG2_DESK
 VOCAB_FAMILY = "Reversal at L = 32"  # claims that are Holm-corrected together
 Reverse.figures["fig2"] = Figure(
-    "Reverse ordering, by vocabulary size",
+    "Reversal, by vocabulary size",
     {
         "paper": cross(model="gru", pe=NONE_AND_PE, vocab=[32, 64, 128, 256])
         + cross(model=["lstm", "s4d"], pe=NONE_AND_PE, vocab=[2**n for n in range(8, 15)]),

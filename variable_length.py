@@ -1,4 +1,4 @@
-"""Reverse ordering of inputs of varying length (Figs. 11, 14).
+"""Reversal of inputs of varying length (Figs. 11, 14).
 
     python variable_length.py --model lstm --pe sin --vocab 16384 --seed 0
     python variable_length.py --scale desk --all fig11
@@ -110,7 +110,7 @@ def length_curves(result):
 
 
 VariableLength.figures["fig11"] = Figure(
-    "Reverse ordering, variable length",
+    "Reversal, variable length",
     {
         "paper": cross(pe=NONE_AND_PE, **PAPER_LSTM, min_length=32),
         "desk": cross(**SMALL_REVERSAL_LSTM, pe=WITH_DUP, min_length=16),
