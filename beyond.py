@@ -215,6 +215,12 @@ add_figure(
     claims=[Claim("Small vocabulary, 2x", "token accuracy", SMALL_VOCAB)],
     plot=False,
 )
+add_figure(
+    "fig2-small",
+    "Reversal, small vocabulary (LSTM, K = 8, L = 32)",
+    cross(model="lstm", vocab=8, length=32, pe=WITH_CONSTANT, seed=range(11, 14)),
+    plot=False,
+)
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
     "fig2-early",
