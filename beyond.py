@@ -169,7 +169,7 @@ add_figure(
 
 # -- Variants of Fig. 2: exploratory, except the preregistered fig2-more and fig2-twice
 def gain_contrasts(model, flag, large, small, **setting):
-    """Return Contrasts of PE's gains, over no PE and over the control, at two values."""
+    """Return Contrasts of PE's gain at two values of `flag`, over no PE and the control."""
     plus, minus = ({"model": model, **setting, flag: value} for value in (large, small))
     label = ", ".join(cell_labels(dict(model=model, **setting)))
     change = " minus ".join(f"{flag_label(flag)} = {value}" for value in (large, small))
@@ -183,7 +183,7 @@ def gain_contrasts(model, flag, large, small, **setting):
 
 
 def gain_growth(*pairs):
-    """Return the Contrasts of PE's gain at a larger and a smaller K, for each model."""
+    """Return Contrasts of PE's gain at two K, given tuples (model, larger K, smaller K)."""
     return [
         contrast
         for model, *vocabs in pairs
@@ -259,16 +259,16 @@ add_figure(
     ),
 )
 
-gains_by_length = []
+length_contrasts = []
 for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256):
-    gains_by_length += gain_contrasts(model, "length", 32, 16, vocab=K)
+    length_contrasts += gain_contrasts(model, "length", 32, 16, vocab=K)
 add_figure(
     "fig2-lengths",
     "Reversal, L = 16 and 32 at the same K",
     grid_per_model([16], [64, 256], length=16)
     + grid_per_model([16], [64, 256], length=32, seed=range(5, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
-    contrasts=gains_by_length,
+    contrasts=length_contrasts,
     plot=False,
 )
 

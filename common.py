@@ -71,8 +71,8 @@ class Batch(NamedTuple):
 def logits_to_grad_(logits, target, weights):
     """Overwrite logits (n, K) with the loss gradient, weights * (softmax - one-hot).
 
-    Return the weighted sums of cross-entropy and of accuracy: means, if the weights of the
-    batch add up to 1. `target` and `weights` are (n, 1).
+    Return the weighted sums of cross-entropy and of accuracy. These are means if the weights of
+    the whole batch add up to 1. `target` and `weights` are (n, 1).
     """
     max_logit, predicted = logits.max(1, keepdim=True)
     target_logit = logits.gather(1, target)
@@ -179,8 +179,9 @@ def learning_rate(i, peak, warmup, iterations):
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
-    A subclass defines make_table(n_steps, size), with vectors of norm 1 or of `table_norm`.
-    Vectors are scaled to norm `amplitude` (default: not scaled) and are zero at `zeroed_steps`.
+    A subclass defines make_table(n_steps, size), whose vectors have norm 1 unless `table_norm`
+    says otherwise. If `amplitude` is given, they are scaled to this norm. They are set to zero
+    at `zeroed_steps`.
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
@@ -208,7 +209,8 @@ class Encoding(nn.Module):
 
     @staticmethod
     def table_norm(size):
-        """Return the norm of the unscaled vectors (Ramp: largest; Learned: RMS), or None."""
+        """Return the norm of the vectors before scaling, or None if there are no vectors."""
+        # For Ramp, this is the largest norm. For Learned, it is the root mean square norm
         return 1.0
 
     def make_table(self, n_steps, size):
@@ -405,9 +407,9 @@ class S4D(nn.Module):
     def kernel(self, n_steps):
         """Return the convolution kernel k[l] = 2 Re sum_n w_n exp(l dt A_n), (H, n_steps).
 
-        The weights w are those of `discretise`. With l = S i + j and stride S, exp(l dt A) is
-        exp(S i dt A) exp(j dt A): the kernel is a matmul of a coarse and a fine table, which
-        need few exponentials.
+        The weights w are those of `discretise`. A lag l is S i + j, where S is the stride and
+        j < S. Therefore, exp(l dt A) is exp(S i dt A) exp(j dt A), and the kernel is a matrix
+        product of a coarse table (over i) and a fine one (over j). Both need few exponentials.
         """
         dtA, weights = (x[..., None] for x in self.discretise())
         stride = math.isqrt(n_steps - 1) + 1
@@ -428,7 +430,8 @@ class S4D(nn.Module):
         start, stop = required_range(steps, len(x))
         u = self.project(x).permute(2, 0, 1)  # (H, T, B)
         flipped_kernel = F.pad(self.kernel(stop).flip(1), (0, stop - start - 1))
-        # hankel[:, m, j] = kernel[:, stop - 1 - m - j]; m is the output at step stop - 1 - m
+        # Row m yields the output at step stop - 1 - m. hankel[:, m, j] is
+        # kernel[:, stop - 1 - m - j], or 0 where that index is negative
         hankel = flipped_kernel.unfold(1, stop, 1).contiguous()  # (H, M, stop)
         y = (hankel @ u[:, :stop].contiguous()).flip(1)  # (H, M, B)
         return self.output(y + self.D[:, None, None] * u[:, start:stop], steps)
@@ -465,7 +468,8 @@ def derive_key(*parts, device="cpu"):
 def random_bits(rng_key, shape):
     """Return 64 random bits for each element of `shape`, by splitmix64 seeded with rng_key."""
     n = torch.arange(1, 1 + math.prod(shape), device=rng_key.device)
-    # Makes n depend on data: torch.compile assumes that products of a plain arange do not wrap
+    # torch.compile assumes that products of a plain arange do not wrap around. Adding this
+    # zero makes n depend on data, which prevents that assumption
     n = n + (rng_key - rng_key)
     return splitmix64_mix(rng_key + n * GOLDEN).view(shape)
 
@@ -506,9 +510,9 @@ class HeldOutSet:
     """Test sequences (N, W), excluded from training by rejection sampling.
 
     `probability` is the chance that a random sequence is held out. For each training sequence,
-    `n_candidates` are drawn, and the first that is not held out is used. Their number is fixed
-    to avoid host-device synchronisation. If all are held out (probability at most 1e-18), a
-    fixed fallback sequence is used.
+    `n_candidates` candidates are drawn, and the first that is not held out is used. The number
+    of candidates is fixed to avoid host-device synchronisation. If all are held out, a fixed
+    fallback sequence is used. The probability of this is at most 1e-18.
     """
 
     def __init__(self, sequences, probability):
@@ -578,8 +582,9 @@ def perplexity(loss):
 def damerau_levenshtein(a, b):
     """Return unrestricted Damerau-Levenshtein distances of a (N, La) and b (N, Lb): (N,).
 
-    Lowrance and Wagner's algorithm, vectorised over pairs. Transpositions use the last k < i
-    with a_k = b_j and the last l < j with b_l = a_i.
+    This is Lowrance and Wagner's algorithm, vectorised over pairs. At row i and column j, a
+    transposition uses an earlier row and an earlier column. The row is the last k < i with
+    a_k = b_j, and the column is the last l < j with b_l = a_i (`last_column`).
     """
     a, b = a.T, b.T  # (La, N), (Lb, N)
     pairs = np.arange(a.shape[1])
@@ -609,7 +614,8 @@ def damerau_levenshtein(a, b):
 class MinGRU(nn.Linear):
     """minGRU (Feng et al., 2024): h_t = (1 - z_t) * h_{t-1} + z_t * c_t.
 
-    Gate z = sigmoid(logit) and candidate c depend on the input alone; logit and c are linear.
+    The gate is z = sigmoid(logit), and c is the candidate state. Both logit and c are linear
+    maps of the input, and do not depend on h_{t-1}.
     """
 
     def __init__(self, input_size, hidden):

@@ -165,11 +165,11 @@ def log_odds_difference(first, second):
 
 
 def gap_at_papers_worst_quarter(result):
-    """Return mean accuracy in three quarters of target positions minus that in the fourth.
+    """Return mean accuracy in three quarters of target positions minus that in the worst one.
 
-    Targets are Frequent, disturbants Rare. The latter quarter is the worst in the paper: the
-    first for the LSTM and the second for S4D. For the GRU, the paper names none: the lookup
-    raises KeyError, and report.py omits the metric.
+    Targets are Frequent and disturbants Rare. The worst quarter is the one that the paper
+    names, which is the first for the LSTM and the second for S4D. For the GRU, it names none.
+    The lookup then raises KeyError, and report.py omits the metric.
     """
     quarters = np.array_split(result.metrics["by_condition"]["frequent/rare"], 4)
     means = [quarter.mean() for quarter in quarters]

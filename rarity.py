@@ -88,9 +88,10 @@ def log_error(result):
 def rarity_contrasts(metric=""):
     """Yield the contrasts R1 and R2 of each model.
 
-    R1: no PE, K = M minus K = 256 with M outputs. R2: PE - no PE, K = 256 with M outputs minus
-    K = M. In accuracy, R1 > 0 if splitting tokens hurts, and R2 > 0 if PE then helps more; in
-    log error, signs are reversed.
+    R1 is the metric without PE at K = M, minus that at K = 256 with M outputs. R2 is the
+    difference PE - no PE at K = 256 with M outputs, minus the same difference at K = M. In
+    accuracy, R1 is positive if splitting tokens hurts, and R2 is positive if PE then helps
+    more. In log error, the signs are reversed.
     """
     none = dict(pe="none")
     for model, M in N_OUTPUTS.items():

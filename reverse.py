@@ -54,7 +54,8 @@ class Reverse(Task):
         return super().held_out_sequences(device, self.length)
 
 
-# -- Fig. 2: larger vocabularies (vocab: K; length: L). Flags not given are the scale's defaults
+# -- Fig. 2: larger vocabularies. The flag `vocab` is K, and `length` is L. Flags that are not
+# given take the scale's defaults
 def grid_per_model(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     """Return a desk-scale grid: K from `gru_vocab` for the GRU, from `vocab` for the others."""
     flags["pe"] = WITH_CONSTANT

@@ -8,10 +8,11 @@
                       ^
 
 J is the Jacobian of the layer's output at ^ with respect to the layer's state just after it
-reads the target; a_i and b_i are its rows for A and B. Stability is their cosine similarity,
-averaged with weights |a_i| |b_i|: sum_i <a_i, b_i> / sum_i |a_i| |b_i| (1: parallel, 0:
-orthogonal). It is then averaged over pairs, for each combination of Frequent or Rare target and
-disturbants. In training, each Rare token is drawn one seventh as often as a Frequent one.
+reads the target. Its rows are a_i for A and b_i for B. A pair's stability is the mean cosine
+similarity of a_i and b_i, weighted by |a_i| |b_i|: sum_i <a_i, b_i> / sum_i |a_i| |b_i|. It is
+1 if the rows are parallel, and 0 if they are orthogonal. It is then averaged over pairs, for
+each combination of Frequent or Rare target and disturbants. In training, each Rare token is
+drawn one seventh as often as a Frequent one.
 
 This script evaluates each weight snapshot of a trial that dual_frequency.py has trained with
 the same flags (--train trains it first; trials of other scripts cannot be used).
@@ -41,9 +42,10 @@ from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
 
 
-# -- Sequence pairs and the similarity of their Jacobians. Shapes: P pairs, S sequences, T steps
-# up to the output step ^, D = H rows of J, H hidden size, K vocabulary, G input channels of the
-# layer (gate pre-activations; S4D: H)
+# -- Sequence pairs and the similarity of their Jacobians. In shapes, P is the number of pairs,
+# S the number of sequences, and T the number of steps up to the output step ^. K is the
+# vocabulary size, H the hidden size, and D = H the number of rows of J. G is the number of the
+# layer's input channels, which are gate pre-activations or, in S4D, H channels
 def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
     """Draw A and B, (4 count, T) each: `count` pairs per condition, condition by condition."""
     half = vocab // 2  # the first Rare integer
@@ -96,16 +98,19 @@ def recurrent_stability(layer, inputs, target_step):
     n_sequences, H = inputs.shape[1], layer.hidden_size
     parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
     state = inputs.new_zeros(parts, n_sequences, H)
-    grads = []  # per step, for each part of the new state: d part / d (product, state[0])
+    # For each step and each part of the new state, its derivatives w.r.t. product and state[0]
+    grads = []
     for x in inputs:
         product = F.linear(state[-1], weight)
-        # For fixed W h, the step is elementwise, so the gradient of the sum has all derivatives
+        # If the product W h is held fixed, the step is elementwise. The gradient of the sum of
+        # all elements then contains the derivative of each
         with torch.enable_grad():
             leaves = product.requires_grad_(), state[0].requires_grad_()
             new = cell.update(*cell.preactivations(x, product, bias), leaves[1])[-parts:]
             grads.append([torch.autograd.grad(z.sum(), leaves, retain_graph=True) for z in new])
         state = [part.detach() for part in new]
-    # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), z: state
+    # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), where z is the state,
+    # t the target's step, and `out` the output step
     J = inputs.new_zeros(parts, n_sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
     J[-1] = torch.eye(H)
     for steps, step_grads in enumerate(reversed(grads[target_step:]), 1):
@@ -121,7 +126,7 @@ def recurrent_stability(layer, inputs, target_step):
 
 
 def chain_step(J, grads, weight):
-    """Apply the chain rule to one step: J w.r.t. the new state -> J w.r.t. the old state."""
+    """Given J w.r.t. a step's new state, return J w.r.t. its old state, by the chain rule."""
     J_old, H = torch.zeros_like(J), J.shape[-1]
     for part, (d_product, d_state) in zip(J, grads):
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(grad) W
@@ -143,11 +148,12 @@ def rescale(J):
 
 # -- S4D: a linear recurrence, so Jacobians differ only in the output step's nonlinearity
 def s4d_stability(layer, inputs, target_step):
-    """Return S4D stability (P,): J[i, (h, n)] = M[i, h] w[h, n]; all sequences share w.
+    """Return S4D stability (P,), from J[i, (h, n)] = M[i, h] w[h, n].
 
-    M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h), where y is the GELU's input. The output
-    is value * sigmoid(gate) with [value, gate] = mix(gelu(y)); p and q are its derivatives
-    w.r.t. value and gate, and W and V are mix's halves.
+    All sequences share w. With y as the GELU's input, [value, gate] is mix(gelu(y)), and the
+    output is value * sigmoid(gate). The derivatives of the output w.r.t. value and gate are p
+    and q. The halves of mix's weight are W (for value) and V (for gate). Therefore,
+    M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h).
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
@@ -162,12 +168,12 @@ def s4d_stability(layer, inputs, target_step):
     # which cancels. The input weight (exp(dt A) - 1) / A is not part of w (Gu et al., 2022)
     decay = (layer.discretise()[0] * (len(inputs) - target_step)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
-    w2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
+    w_norm2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
 
     def inner(m, n):
-        v = grad[m] * grad[n] * w2  # (P, H)
-        ww, wv, vv = v @ (W * W).T, v @ (W * V).T, v @ (V * V).T  # (P, D)
-        return p[m] * p[n] * ww + (p[m] * q[n] + q[m] * p[n]) * wv + q[m] * q[n] * vv
+        v = grad[m] * grad[n] * w_norm2  # (P, H)
+        WW, WV, VV = v @ (W * W).T, v @ (W * V).T, v @ (V * V).T  # (P, D)
+        return p[m] * p[n] * WW + (p[m] * q[n] + q[m] * p[n]) * WV + q[m] * q[n] * VV
 
     return weighted_cosine(inner)
 
@@ -304,8 +310,8 @@ def stability_gaps(result):
 
 def initial_gap_excess(result):
     """Return the gap at the first snapshot minus its mean over all snapshots."""
-    by_snapshot = stability_gaps(result)
-    return by_snapshot[0] - by_snapshot.mean()
+    gaps = stability_gaps(result)
+    return gaps[0] - gaps.mean()
 
 
 def snapshot_curves(result):

@@ -2,10 +2,11 @@
 
     raise SystemExit(cli.main(Reverse))  # at the end of a script
 
-A flag's value comes from the command line, else from the figure, the scale or the paper. A
-figure's trials whose flags differ from the command line's are left out; only --seed replaces
-the figure's. `task_class` is a script's subclass of Task, `task` an instance (one trial), and
-`given` holds the flags given on the command line.
+A flag's value comes from the first of these that sets it: the command line, the figure, the
+scale, the paper. If a figure's trial and the command line set a flag to different values, the
+trial is left out. Only --seed replaces the figure's value. `task_class` is a script's subclass
+of Task, and `task` is an instance of it, which is one trial. `given` holds the flags given on
+the command line.
 """
 
 import argparse
@@ -213,7 +214,8 @@ def make_task(task_class, flags):
         raise UsageError("--seed accepts a range only with --list, --all and report.py")
     if args.overwrite and args.evaluate:
         raise UsageError("--overwrite deletes the checkpoint that --evaluate needs")
-    # Only bf16 is recorded, and part of the folder's name: fp32 and tf32 share a trial
+    # --precision is recorded, and part of the folder's name, only if it is bf16. Runs in fp32
+    # and tf32 count as the same trial
     recorded = {"precision"} if args.precision == "bf16" else set()
     for name, flag in known.items():
         value = getattr(args, name)
@@ -251,10 +253,11 @@ def trial_folder(task_class, args, config, defaults):
 
 # -- Trials of a figure
 def trials_of_figure(task_class, given, figure_name):
-    """Return the jobs.Trials of a figure (None: of all figures), without duplicates.
+    """Return the jobs.Trials of a figure, or of all if its name is None, without duplicates.
 
-    Given flags select trials by value; flags that a trial does not set are added to it. Given
-    seeds replace the figure's seeds, and --index selects one trial.
+    A trial that sets a given flag is selected only if it has the given value. A given flag that
+    a trial does not set is added to it. Given seeds replace the figure's seeds. --index selects
+    one trial.
     """
     scale, trials = given.get("scale", "paper"), {}
     names = [figure_name] if figure_name else task_class.figures

@@ -1,8 +1,9 @@
-"""--engine fast: common.py's models, computed faster; equal up to rounding (tested).
+"""The models of common.py, computed faster, for --engine fast.
 
-Tokens and time steps are projected separately, once each: a layer's input is
-by_token[token] + by_step[t]. GRU and LSTM use rnn_kernels.py, which defines U, G and sizes.
-S4D convolves only at target steps, and inputs that all sequences share only once.
+Tests check that results are equal up to rounding. Each token and each time step is projected
+once, and a layer's input is by_token[token] + by_step[t]. GRU and LSTM use rnn_kernels.py,
+which defines U, G and sizes. S4D computes its convolution only at target steps, and only once
+for inputs that all sequences share.
 """
 
 import math
@@ -19,12 +20,12 @@ SUPPORTED_LAYERS = common.GRU, common.LSTM, common.S4D
 
 # -- Layers: their input projections; S4D's forward pass
 def input_projection(layer):
-    """Return the input weight (G, E or 2E; S4D: G = H), and all biases in one (G,)."""
-    if isinstance(layer, common.S4D):
+    """Return the input weight (G, E or 2E), and the sum of the layer's biases (G,)."""
+    if isinstance(layer, common.S4D):  # G = H
         return layer.project.weight, layer.project.bias
     bias = layer.bias_hh_l0
     H = layer.hidden_size
-    if isinstance(layer, common.GRU):  # except b_hn, which the reset gate scales
+    if isinstance(layer, common.GRU):  # leave out b_hn, which the reset gate scales
         bias = F.pad(bias[:-H], (0, H))
     return layer.weight_ih_l0, layer.bias_ih_l0 + bias
 
@@ -95,7 +96,7 @@ def project_inputs(model, embeddings, n_steps):
     if vectors is None:  # no PE; dup reads the embedding twice
         weight = weight.unflatten(1, (-1, E)).sum(1)
         return F.linear(embeddings, weight), bias.expand(n_steps, -1)
-    # --combine add: both slices are the whole weight
+    # With --combine add, the weight has E columns, so each of these slices is the whole weight
     by_token = F.linear(embeddings, weight[:, :E])
     by_step = F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
     return by_token, by_step

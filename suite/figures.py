@@ -25,9 +25,10 @@ def cross(**flags):
 
 # -- Definition of a figure
 class Metric(NamedTuple):
-    """A metric of single trials or, if `across` names flags, a summary across their values.
+    """A metric of single trials, or a summary of a group of trials.
 
-    K95, for example, summarises trials that differ only in K.
+    A summary's `across` names the flags in which the trials of a group differ. For example, K95
+    summarises trials that differ only in K.
     """
 
     label: str
@@ -106,8 +107,9 @@ class Figure(NamedTuple):
     claims: tuple = ()
     tuned: tuple = ()  # flags, such as a tuned learning rate, that may differ within a cell
     note: str = ""
-    # x axis of the plots. A flag: one line per encoding. "pe" or ("pe", flag, ...): categories,
-    # one for each combination of the flags' values. With `curves`: the axis's label
+    # x axis of the plots. If x is a flag, each encoding has a line. If x is ("pe", flag, ...),
+    # each combination of the flags' values is a category. If x is "pe", there is one category.
+    # With `curves`, x is only the label of the axis
     x: str | tuple = "vocab"
     # Result -> iterable of (panel, {x: y}); titles are the model and, if not empty, the panel
     curves: Callable | None = None
@@ -267,7 +269,8 @@ def mean_over_log2_k(results):
 def speed_up(label, log2_ratio):
     """Return a Metric: log2 of (budget without PE / budget with PE) at the same accuracy.
 
-    `log2_ratio` takes log2 of the budgets (1x: 0), and the accuracies without and with PE.
+    `log2_ratio` computes it from log2 of the budgets (0 for the shortest), and from the
+    accuracies at these budgets, first without PE and then with PE.
     """
 
     def compute(results):

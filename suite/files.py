@@ -139,7 +139,8 @@ def text_hashes(config):
 
 def require_same_flags(stored, ours):
     """Raise UsageError if a file's flags differ from ours: it belongs to another trial."""
-    ours = text_hashes(stored) | ours  # report.py does not read the text
+    # report.py does not read the text, so our flags lack its hashes and take those of the file
+    ours = text_hashes(stored) | ours
     names = sorted(stored.keys() | ours.keys())
     differ = [name for name in names if stored.get(name) != ours.get(name)]
     if differ:

@@ -35,8 +35,8 @@ def capture(step, mutable_tensors, pool):
     """
     before = {x: x.detach().clone() for x in mutable_tensors()}
     # Adam with capturable=True warns outside a graph
-    quiet = warnings.catch_warnings(action="ignore")
-    with quiet, torch.random.fork_rng([torch.cuda.current_device()]):
+    no_warnings = warnings.catch_warnings(action="ignore")
+    with no_warnings, torch.random.fork_rng([torch.cuda.current_device()]):
         for _ in range(3):  # warm-up
             step()
     with torch.no_grad():

@@ -35,8 +35,8 @@ class Trial(NamedTuple):
 def run(script, trials, n_parallel, slots):
     """Run the unfinished trials until done or a signal; return the largest exit code.
 
-    `slots` are the GPUs, or a None for each CPU core, reused if `n_parallel` is larger. A trial
-    killed by a signal counts as failed.
+    `slots` lists the GPUs or, on a CPU, None for each core. If there are fewer slots than
+    `n_parallel`, they are reused. A trial killed by a signal counts as failed.
     """
     waiting = [trial for trial in trials if not can_skip(trial.task)]
     free_slots = list(itertools.islice(itertools.cycle(slots), n_parallel))

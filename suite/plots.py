@@ -24,7 +24,7 @@ COLORS = """
     #117733 #661100 #44AA99 #DDCC77
 """
 MARKERS = "os^DvP<h*dXp>H8"
-NAMES = {  # in legends and on axes
+LABELS = {  # in legends and on axes
     "none": "no PE",
     "sin": "sinusoidal PE",
     "constant": "constant control",
@@ -118,7 +118,7 @@ def plot(figure, results, path):
 
 
 def label_y(ax, metric, length):
-    ax.set_ylabel(NAMES.get(metric, metric).format(length))
+    ax.set_ylabel(LABELS.get(metric, metric).format(length))
     if metric.startswith("error") or "perplexity" in metric:
         ax.set_yscale("log")
     elif "accuracy" in metric:
@@ -130,7 +130,7 @@ def draw_panel(ax, figure, panel, styles, chance_at):
     """Draw lines over numeric x, or points side by side over categories or a single x."""
     encodings, xs = (list(dict.fromkeys(values)) for values in zip(*panel))
     if isinstance(figure.x, str):
-        ax.set_xlabel(NAMES.get(figure.x, figure.x))
+        ax.set_xlabel(LABELS.get(figure.x, figure.x))
         xs.sort()
     categorical = len(xs) == 1 or isinstance(xs[0], str)
     positions = range(len(xs)) if categorical else xs
@@ -148,7 +148,7 @@ def draw_panel(ax, figure, panel, styles, chance_at):
         for x, position in zip(xs, positions):
             if (encoding, x) in panel:
                 samples[position + shift] = panel[encoding, x]
-        draw_samples(ax, samples, width, *styles[encoding], NAMES.get(encoding, encoding))
+        draw_samples(ax, samples, width, *styles[encoding], LABELS.get(encoding, encoding))
     if chance_at:
         ax.errorbar(
             positions,

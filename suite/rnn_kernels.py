@@ -4,21 +4,23 @@ On CUDA a time step is a matmul and one pointwise kernel, fused by torch.compile
 is a matmul and a few in-place operators, which need no compilation.
 
 Rows are packed as in torch's PackedSequence: those of step 0, then those of step 1, ...
-`sizes` (its batch_sizes) counts the rows of each step: B at step 0, then non-increasing; N is
-their sum. The initial state is zero.
+`sizes`, which torch calls batch_sizes, has the number of rows of each step. The first size is
+B, and sizes never increase from step to step. Their sum is N. The initial state is zero.
 
     by_token (U, G)  each of U tokens' part of the gate pre-activations (G = 4H; GRU: 3H)
     by_step (T, G)   each time step's part: positional encoding, bias, command
     tokens (m,)      indices into by_token for the first m rows; later rows have by_step alone
-    gates (N, 4H)    i, f, g, o (LSTM) or q, r, z, n (GRU; q: see GRUCell.update); W h_prev
-                     enters the first G columns, inputs the last G (GRU: they overlap)
+    gates (N, 4H)    i, f, g, o of the LSTM, or q, r, z, n of the GRU (GRUCell.update defines
+                     q). W h_prev enters the first G columns, and inputs enter the last G. In
+                     the LSTM, these are all columns. In the GRU, both include r and z
     state (N, H)     c of the LSTM or h of the GRU, in the weights' precision
     prev (n, H)      the previous state of the rows at a step
     h (N, H)         the output
 
-Backward passes: an LSTM's dL/dh is d_out (from the readout) + d_h (from the next step), and
-d_state is dL/dc from the next step. A GRU's state is h, so dL/dh is d_out + d_h + d_state,
-where d_h is the next step's part through W, and d_state the rest.
+In a backward pass, d_out comes from the readout, and d_h and d_state come from the next step.
+In an LSTM, dL/dh is d_out + d_h, and d_state is the next step's contribution to dL/dc. A GRU's
+state is h, so dL/dh is d_out + d_h + d_state. In that case, d_h is the next step's contribution
+through W, and d_state is the rest of its contribution.
 """
 
 from functools import partial
@@ -37,10 +39,10 @@ def on_cpu(x):  # replaced in tests
 # which follow torch.nn.
 #
 # On a CPU, steps are in place. `gate_views` are views of the four gates in one step. They hold
-# pre-activations, then activations, and after the backward step pre-activation gradients.
-# torch's tanh is slow on some CPUs, so we compute tanh(a) = 1 - 2 sigmoid(-2a). To get -2a, the
-# inputs' part and the LSTM's W are scaled before the scan, r q and c in each step; factors of 2
-# are exact.
+# pre-activations, then activations, and after the backward step the gradients of the
+# pre-activations. torch's tanh is slow on some CPUs, so we compute it from the sigmoid, as
+# tanh(a) = 1 - 2 sigmoid(-2a). To get -2a, the inputs' part and the LSTM's W are multiplied by
+# -2 before the scan, and r q and c in each step. Multiplication by 2 is exact.
 ZERO = torch.zeros(())
 ONE = torch.ones(())
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -75,8 +77,8 @@ class LSTMCell:
     ):
         """Overwrite the gates with their pre-activation gradients.
 
-        tanh(a) = 1 - 2s has derivative 4s(1 - s), and sigmoid_backward computes s(1 - s): the
-        factor 4 is applied here. `d_gate_views` are views of `scratch`.
+        The derivative of tanh(a) = 1 - 2s is 4s(1 - s). Since sigmoid_backward provides only
+        s(1 - s), the factor 4 is applied here. `d_gate_views` are views of `scratch`.
         """
         i, f, s, o = gate_views
         d_i, d_f, d_s, d_o = d_gate_views
@@ -117,7 +119,7 @@ class GRUCell:
 
     @staticmethod
     def backward_in_place(gate_views, prev, d_h, d_state, d_out, d_gate_views):
-        """Overwrite gates with gradients, d_state with the part of d_h_prev that skips W."""
+        """Overwrite gates with gradients, and d_state with the part of d_h_prev not via W."""
         q, r, z, n = gate_views
         _, d_r, d_z, d_n = d_gate_views
         d = d_h.add_(d_state).add_(d_out)
@@ -180,9 +182,10 @@ def previous_states(state, sizes):
 
 
 def prefill_gates(by_token, by_step, tokens, sizes, weight, bias):
-    """For CPUs: return gates (N, 4H) that hold the inputs' part (GRU: and q's bias), and W.T.
+    """Return, for CPUs, gates (N, 4H) that hold the inputs' part, and W.T.
 
-    The inputs' part of g or n is multiplied by -2, and so are the LSTM's columns of W.T for g.
+    The GRU's q has no inputs' part and holds its bias. The inputs' part of g or n is multiplied
+    by -2, and so are the columns of W.T for the LSTM's g.
     """
     G, H = weight.shape
     scale = weight.new_ones(G)

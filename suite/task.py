@@ -146,8 +146,9 @@ class Task:
     unused_flags = ()  # names of shared flags that do not apply
     omitted_at_default = ()  # flags that are not recorded at their default
     folder_prefixes = dict(model="", pe="", vocab="K", length="L")  # as lstm-sin-K256-L32
-    # True: the CUDA graph also draws the batch; training_batch(i) must accept a tensor
-    # and not synchronise. False: the batch is the graph's input; one graph per batch shape
+    # If True, the CUDA graph also draws the batch. training_batch(i) must then accept a tensor
+    # and not synchronise. If False, the batch is the graph's input, and each batch shape has a
+    # graph of its own
     batch_in_graph = True
     result_file = "result.json"  # marks a finished trial
     run = None  # optional: run(self) -> exit code, instead of training
