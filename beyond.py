@@ -1,4 +1,4 @@
-"""Beyond the paper: experiments on reverse ordering with positional encoding (PE).
+"""Beyond the paper: experiments on reversal with positional encoding (PE).
 
     python beyond.py --scale desk --all fig2-short    # Fig. 2 at L = 16
     python beyond.py --scale desk --all pe-ablation   # which property of PE helps?
@@ -6,8 +6,9 @@
     python beyond.py --scale desk --all mamba-vocab   # does PE help Mamba?
 
 All figures are defined at --scale desk. Unless they say otherwise, their settings are those of
-reverse.py's fig2 at this scale: L = 32 and 30,000 iterations (S4D: 10,000), which titles call
-1x (Mamba: 2,000). Trials that reverse.py has finished in the same --out folder are reused.
+reverse.py's fig2 at this scale: L = 32 and 30,000 iterations (S4D: 10,000; Mamba: 2,000).
+Titles call this budget 1x. Trials that reverse.py has finished in the same --out folder are
+reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import

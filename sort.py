@@ -6,7 +6,7 @@
     in   3 1 4 1 _ _ _ _        _ is the command token; time steps 1 .. 2L
     out  . . . . 1 1 3 4        . is not scored
 
-With equal flags, candidate training sequences are those of reverse.py.
+Given the same flags, sort.py draws the same candidate training sequences as reverse.py.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import

@@ -206,7 +206,7 @@ class Stability(DualFrequency):
             at_least=1,
             identifies_trial=False,
         ),
-        Flag("train", False, "train the trial first if needed", identifies_trial=False),
+        Flag("train", False, "train the model first if needed", identifies_trial=False),
         Flag(
             "overwrite",
             False,

@@ -38,7 +38,7 @@ class Metric(NamedTuple):
     unit: str = ""
 
     def evaluate(self, results):
-        """Return the value; None if trials are missing, or fewer than three for a summary."""
+        """Return the value, or None if trials are missing or a summary has fewer than three."""
         if not self.across:
             return results[0].by_label.get(self.label)
         complete = all("token accuracy" in result.by_label for result in results)
@@ -108,7 +108,7 @@ class Figure(NamedTuple):
     tuned: tuple = ()  # flags, such as a tuned learning rate, that may differ within a cell
     note: str = ""
     # x axis of the plots. If x is a flag, each encoding has a line. If x is ("pe", flag, ...),
-    # each combination of the flags' values is a category. If x is "pe", there is one category.
+    # each combination of the flags' values is a category; x = "pe" has a single category.
     # With `curves`, x is only the label of the axis
     x: str | tuple = "vocab"
     # Result -> iterable of (panel, {x: y}); titles are the model and, if not empty, the panel

@@ -7,12 +7,12 @@ Rows are packed as in torch's PackedSequence: those of step 0, then those of ste
 `sizes`, which torch calls batch_sizes, has the number of rows of each step. The first size is
 B, and sizes never increase from step to step. Their sum is N. The initial state is zero.
 
-    by_token (U, G)  each of U tokens' part of the gate pre-activations (G = 4H; GRU: 3H)
-    by_step (T, G)   each time step's part: positional encoding, bias, command
+    by_token (U, G)  input projection of each of U tokens (G = 4H; GRU: 3H)
+    by_step (T, G)   input projection of each time step: positional encoding, bias, command
     tokens (m,)      indices into by_token for the first m rows; later rows have by_step alone
-    gates (N, 4H)    i, f, g, o of the LSTM, or q, r, z, n of the GRU (GRUCell.update defines
-                     q). W h_prev enters the first G columns, and inputs enter the last G. In
-                     the LSTM, these are all columns. In the GRU, both include r and z
+    gates (N, 4H)    LSTM: i f g o; W h_prev and the input projection are added to all columns.
+                     GRU: q r z n; W h_prev is added to q r z, the input projection to r z n
+                     (GRUCell.update defines q)
     state (N, H)     c of the LSTM or h of the GRU, in the weights' precision
     prev (n, H)      the previous state of the rows at a step
     h (N, H)         the output
@@ -41,7 +41,7 @@ def on_cpu(x):  # replaced in tests
 # On a CPU, steps are in place. `gate_views` are views of the four gates in one step. They hold
 # pre-activations, then activations, and after the backward step the gradients of the
 # pre-activations. torch's tanh is slow on some CPUs, so we compute it from the sigmoid, as
-# tanh(a) = 1 - 2 sigmoid(-2a). To get -2a, the inputs' part and the LSTM's W are multiplied by
+# tanh(a) = 1 - 2 sigmoid(-2a). To get -2a, input projections and the LSTM's W are multiplied by
 # -2 before the scan, and r q and c in each step. Multiplication by 2 is exact.
 ZERO = torch.zeros(())
 ONE = torch.ones(())
@@ -119,7 +119,7 @@ class GRUCell:
 
     @staticmethod
     def backward_in_place(gate_views, prev, d_h, d_state, d_out, d_gate_views):
-        """Overwrite gates with gradients, and d_state with the part of d_h_prev not via W."""
+        """Overwrite gates with gradients, and d_state with the gradient to h_prev past W."""
         q, r, z, n = gate_views
         _, d_r, d_z, d_n = d_gate_views
         d = d_h.add_(d_state).add_(d_out)
@@ -151,7 +151,7 @@ def forward_step(cell, by_token, bias, gate_views, prev, state, product, by_step
 
 
 def backward_step(cell, gate_views, prev, d_h, d_state, d_out, d_gate_views):
-    """Write pre-activation gradients; update d_state to the previous step's."""
+    """Write pre-activation gradients; replace d_state by its value for the previous step."""
     gates = [view.to(prev.dtype) for view in gate_views]
     _, vjp = torch.func.vjp(cell.update, *gates, prev)
     *d_gates, d_prev = vjp((d_state, (d_out + d_h).to(prev.dtype)))
@@ -182,10 +182,10 @@ def previous_states(state, sizes):
 
 
 def prefill_gates(by_token, by_step, tokens, sizes, weight, bias):
-    """Return, for CPUs, gates (N, 4H) that hold the inputs' part, and W.T.
+    """Return, for CPUs, gates (N, 4H) that hold the input projections, and W.T.
 
-    The GRU's q has no inputs' part and holds its bias. The inputs' part of g or n is multiplied
-    by -2, and so are the columns of W.T for the LSTM's g.
+    The GRU's q has no input projection and holds its bias. The input projection of g or n is
+    multiplied by -2, and so are the columns of W.T for the LSTM's g.
     """
     G, H = weight.shape
     scale = weight.new_ones(G)

@@ -105,8 +105,8 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "norm of each encoding vector (default: 1). For ramp, norm of the last one; for "
-        "learned, RMS norm of the initial ones (default: sqrt(--embed))",
+        "norm of the encoding vectors (default: 1); ramp: of the vector at the last time step; "
+        "learned: RMS norm at initialisation (default: sqrt(--embed))",
         float,
     ),
     Flag(

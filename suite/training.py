@@ -18,7 +18,7 @@ from suite.progress import ProgressLine, format_time_left
 
 
 def train(task):
-    """Train a trial, from its last checkpoint if any, and evaluate it; return the exit code."""
+    """Train a trial's model, from its last checkpoint if any; evaluate it; return the exit code."""
     if files.can_skip(task):
         print(f"{task.folder} is already finished (--overwrite retrains, --evaluate re-tests)")
         return files.print_result(task)
@@ -164,7 +164,7 @@ class Trainer:
         self.build_step()
 
     def load_checkpoint(self):
-        """Load last.pt or, if it is damaged, previous.pt; the final result is the same."""
+        """Load last.pt or, if it is damaged, previous.pt. The final result is the same."""
         for name in "last.pt", "previous.pt":
             path = self.folder / name
             try:
