@@ -18,7 +18,7 @@ from suite.progress import ProgressLine, format_time_left
 
 
 def train(task):
-    """Train a trial's model, from its last checkpoint if any; evaluate it; return the exit code."""
+    """Train and evaluate a trial, from its last checkpoint if any; return the exit code."""
     if files.can_skip(task):
         print(f"{task.folder} is already finished (--overwrite retrains, --evaluate re-tests)")
         return files.print_result(task)
