@@ -220,6 +220,7 @@ add_figure(
     "fig2-small",
     "Reversal, small vocabulary (LSTM, K = 8, L = 32)",
     cross(model="lstm", vocab=8, length=32, pe=WITH_CONSTANT, seed=range(11, 14)),
+    metrics=ACCURACY_AND_LOG_ODDS,
     plot=False,
 )
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
