@@ -12,9 +12,8 @@ plain  idiomatic torch.nn code: readout at the target steps only, cross-entropy,
        With --precision bf16, plain uses TF32, and plain/suite includes the gain from bf16
 
 The table has times per training step and the ratios plain/suite and torch/suite; above 1,
-`suite` is faster. On a CPU, models with fewer than 256 units use one thread. If all
-models are timed at their default sizes, bench.py also estimates the training hours of the
-paper's figures.
+`suite` is faster. On a CPU, models with fewer than 256 units use one thread. If all models are
+timed at their default sizes, bench.py also estimates the training hours of the paper's figures.
 """
 
 from suite import cli, files, machine  # isort: skip # before PyTorch

@@ -9,9 +9,9 @@
     out  . . . 4 1 3        . is not scored
 
 The paper (Morita, TMLR 2024) reports that GRU, LSTM and S4D handle larger vocabularies with
-sinusoidal positional encoding (PE, --pe sin) than without. The code is in
-suite/task.py (defaults, batches), suite/training.py (training loop) and common.py (model, loss,
-training step).
+sinusoidal positional encoding (PE, --pe sin) than without. The code is in suite/task.py
+(defaults, batches), suite/training.py (training loop) and common.py (model, loss, training
+step).
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import

@@ -1632,13 +1632,9 @@ def find_code(language):
 def test_readme_encoding_and_load_model():
     (code,) = find_code("python")
     Path("mine.py").write_text(code)
-    report_words = f"{HERE}/report.py mine.py mine --scale desk"
-    for words in (
-        "mine.py --scale desk --list mine",
-        f"mine.py --pe square {SMOKE}",
-        report_words,
-    ):
-        code, out, err = run_python(*words.split())
+    show_report = f"'{HERE}/report.py' mine.py mine --scale desk"
+    for words in f"mine.py --pe square {SMOKE}", show_report:
+        code, out, err = run_python(*shlex.split(words))
         assert code == 0 and not err, out + err
     task = task_of(SMOKE)
     run_cli(0, SMOKE)
