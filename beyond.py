@@ -1,9 +1,9 @@
 """Beyond the paper: experiments on reversal with positional encoding (PE).
 
-    python beyond.py --scale desk --all fig2-short    # Fig. 2 at L = 16
-    python beyond.py --scale desk --all pe-ablation   # which property of PE helps?
-    python beyond.py --scale desk --all fig2-end      # does PE only accelerate training?
-    python beyond.py --scale desk --all mamba-vocab   # does PE help Mamba?
+    python beyond.py --scale desk --all fig2-l16         # Fig. 2 at L = 16
+    python beyond.py --scale desk --all pe-ablation      # which property of PE helps?
+    python beyond.py --scale desk --all longer-training  # does PE only accelerate training?
+    python beyond.py --scale desk --all mamba-vocab      # does PE help Mamba?
 
 All figures are defined at --scale desk. Unless they say otherwise, their settings are those of
 reverse.py's fig2 at this scale: L = 32 and 30,000 iterations (S4D: 10,000; Mamba: 2,000).
@@ -168,7 +168,7 @@ add_figure(
 )
 
 
-# -- Variants of Fig. 2: exploratory, except the preregistered fig2-more and fig2-twice
+# -- Variants of Fig. 2: exploratory, except the preregistered fig2-new-seeds and fig2-k8-gru-2x
 def gain_contrasts(model, flag, large, small, **setting):
     """Return Contrasts of PE's gain at two values of `flag`, over no PE and the control."""
     plus, minus = ({"model": model, **setting, flag: value} for value in (large, small))
@@ -193,7 +193,7 @@ def gain_growth(*pairs):
 
 
 add_figure(
-    "fig2-short",
+    "fig2-l16",
     "Reversal, shorter inputs (L = 16)",
     grid_per_model([16, 64, 256], [64, 256, 1024]),
     metrics=ACCURACY_AND_EDITS | ACCURACY_AND_LOG_ODDS,
@@ -203,21 +203,21 @@ add_figure(
     ),
 )
 add_figure(
-    "fig2-short-twice",
+    "fig2-l16-2x",
     "Reversal, shorter inputs (L = 16), 2x",
     grid_per_model([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
 )
 SMALL_VOCAB = dict(model="gru", vocab=8)
 add_figure(
-    "fig2-twice",
+    "fig2-k8-gru-2x",
     "Reversal, small vocabulary (K = 8, L = 32), 2x",
     cross(**SMALL_VOCAB, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)),
     claims=[Claim("Small vocabulary, 2x", "token accuracy", SMALL_VOCAB)],
     plot=False,
 )
 add_figure(
-    "fig2-small",
+    "fig2-k8-lstm",
     "Reversal, small vocabulary (LSTM, K = 8, L = 32)",
     cross(model="lstm", vocab=8, length=32, pe=WITH_CONSTANT, seed=range(11, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
@@ -225,7 +225,7 @@ add_figure(
 )
 PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gru")
 add_figure(
-    "fig2-early",
+    "fig2-512-units",
     "GRU of the paper's size, trained for 20,000 iterations (paper: 300,000)",
     cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=ACCURACY_AND_EDITS,
@@ -233,7 +233,7 @@ add_figure(
 )
 LONGER_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
-    "fig2-more",
+    "fig2-new-seeds",
     "Reversal, more seeds (11 to 13)",
     grid_per_model(**FIG2_DESK, seed=range(11, 14)),
     claims=[
@@ -246,7 +246,7 @@ add_figure(
 
 
 add_figure(
-    "fig2-all",
+    "fig2-all-seeds",
     "Reversal, L = 32",
     grid_per_model(**FIG2_DESK, seed=range(5, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
@@ -265,7 +265,7 @@ length_contrasts = []
 for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256):
     length_contrasts += gain_contrasts(model, "length", 32, 16, vocab=K)
 add_figure(
-    "fig2-lengths",
+    "fig2-l16-vs-l32",
     "Reversal, L = 16 and 32 at the same K",
     grid_per_model([16], [64, 256], length=16)
     + grid_per_model([16], [64, 256], length=32, seed=range(5, 14)),
@@ -279,7 +279,7 @@ Beyond.figures["pe-ablation"] = ablation_figure(
     "Reversal", dict(model="gru", iterations=2000, **SMALL_REVERSAL)
 )
 add_figure(
-    "fig14-fixed",
+    "fig14-fixed-length",
     "Random and learned encodings, fixed length",
     cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
     contrasts=random_and_learned_contrasts("dup"),
@@ -287,16 +287,16 @@ add_figure(
 )
 
 
-# -- Longer training. fig2-rates and fig2-end are preregistered: PROTOCOLS.md
+# -- Longer training. lr-search and longer-training are preregistered: PROTOCOLS.md
 class LongRun(NamedTuple):
-    """Settings of a model in fig2-rates and fig2-end."""
+    """Settings of a model in lr-search and longer-training."""
 
     vocab: int
     lr: float  # as in fig2
     iterations: int  # at 1x
     multiples: tuple  # training budgets, as multiples of `iterations`
     seeds: range
-    baseline_lr: float  # of no PE and the control, selected in fig2-rates
+    baseline_lr: float  # of no PE and the control, selected in lr-search
     pe_lr: float
 
 
@@ -334,14 +334,14 @@ for model, run in LONG_RUNS.items():
 LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
 GRU_BASELINES = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 add_figure(
-    "fig2-rates",
-    "Learning-rate search for fig2-end, at 1x (seed 100)",
+    "lr-search",
+    "Learning-rate search for longer-training, at 1x (seed 100)",
     lr_trials,
     plot=False,
-    note="fig2-end uses the best learning rate of PE and of no PE; the control, that of no PE.",
+    note="longer-training uses the best rate of PE and of no PE; the control, that of no PE.",
 )
 add_figure(
-    "fig2-end",
+    "longer-training",
     "Longer training: 4x (S4D: 8x), learning rates tuned at 1x",
     long_trials,
     summaries=SPEED_UPS,
@@ -351,7 +351,7 @@ add_figure(
     x="iterations",
 )
 add_figure(
-    "fig2-end-lower",
+    "longer-training-low-lr",
     "GRU at 4x: learning rate 3e-3 for no PE and control, 6e-3 for PE (post hoc)",
     GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
@@ -398,7 +398,7 @@ add_budget_figure(
 )
 SHORT = dict(length=16, pe=NONE_AND_PE)
 add_budget_figure(
-    "more-training-short",
+    "more-training-l16",
     16,
     cross(**SHORT, model="gru", vocab=256, lr=3e-3, iterations=[30_000, 60_000])
     + cross(**SHORT, model="lstm", vocab=1024, lr=3e-3, iterations=[30_000, 60_000])
@@ -410,13 +410,13 @@ add_budget_figure(
 LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
-    "long-equal",
+    "longer-training-same-lr",
     "GRU at 4x: learning rate 3e-3 for all encodings",
     EQUAL_GRU,
     plot=False,
 )
 add_figure(
-    "long-rates",
+    "lr-search-longer",
     "Learning-rate search for longer training: LSTM at 4x, S4D at 16x (seed 100)",
     cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3], seed=100)
     + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3], seed=100)
@@ -426,7 +426,7 @@ add_figure(
 TUNED_LSTM = cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
 TUNED_LSTM += cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
 add_figure(
-    "long-tuned",
+    "longer-training-tuned",
     "LSTM at 4x: learning rates tuned at 4x",
     TUNED_LSTM,
     tuned=["lr"],
@@ -442,7 +442,7 @@ def binned_curve(result):
 
 
 add_figure(
-    "long-curves",
+    "longer-training-curves",
     "Training curves: GRU (K = 32) and LSTM (K = 64) at 4x, S4D (K = 256) at 8x",
     EQUAL_GRU + TUNED_LSTM + [trial for trial in long_trials if trial["iterations"] == 80_000],
     tuned=["lr"],

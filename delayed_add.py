@@ -50,7 +50,7 @@ DelayedAddition.figures["fig7"] = Figure(
         "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
     },
 )
-DelayedAddition.figures["fig7-small"] = Figure(
+DelayedAddition.figures["fig7-64-units"] = Figure(
     "Delayed addition, 64 units, 3,000 iterations",
     {"desk": cross(**SMALL_LSTM, pe=WITH_CONTROLS)},
 )

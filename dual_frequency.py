@@ -211,7 +211,7 @@ FIG3_OPTIONS = dict(
 DualFrequency.figures["fig3"] = Figure(
     "Accuracy by frequency of target/disturbants", FIG3, **FIG3_OPTIONS
 )
-DualFrequency.figures["fig3-fresh"] = Figure(
+DualFrequency.figures["fig3-new-seeds"] = Figure(
     "Accuracy by frequency of target/disturbants, new seeds (5 to 10)",
     FIG3_FRESH,
     **FIG3_OPTIONS,

@@ -73,7 +73,7 @@ N_OUTPUTS = {"gru": 8, "lstm": 16, "s4d": 16}  # M, with K = 256
 
 
 def desk_grid():
-    """Return the new trials, and those of fig2-all at K = M and (LSTM, S4D) K = 256."""
+    """Return the new trials, and those of fig2-all-seeds at K = M and (LSTM, S4D) K = 256."""
     new = grid_per_model([256], [256], length=32, seed=range(17, 23))
     for trial in new:
         trial["meanings"] = N_OUTPUTS[trial["model"]]

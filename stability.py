@@ -337,7 +337,7 @@ Stability.figures["fig5"] = Figure(
     METRICS | {"Frequent - Rare, first snapshot minus mean of snapshots": initial_gap_excess},
     **FIG5_OPTIONS,
 )
-Stability.figures["fig5-fresh"] = Figure(
+Stability.figures["fig5-new-seeds"] = Figure(
     "Gradient stability, new seeds (5 to 10)",
     FIG3_FRESH,
     METRICS,
