@@ -1,4 +1,4 @@
-"""Beyond the paper: experiments on reversal with positional encoding (PE).
+"""Beyond the paper: reversal with sinusoidal positional encoding (PE).
 
     python beyond.py --scale desk --all fig2-l16         # Fig. 2 at L = 16
     python beyond.py --scale desk --all pe-ablation      # which property of PE helps?
@@ -28,7 +28,7 @@ from reverse import (
     FIG2_DESK,
     FIG13_ENCODINGS,
     Reverse,
-    grid_per_model,
+    fig2_grid,
     random_and_learned_contrasts,
 )
 from suite.figures import (
@@ -45,9 +45,9 @@ from suite.figures import (
     Contrast,
     Figure,
     cell_labels,
-    cross,
     flag_label,
     gain_difference,
+    grid,
 )
 from suite.task import Flag
 from variable_length import SMALL_REVERSAL, SMALL_REVERSAL_LSTM
@@ -147,15 +147,15 @@ MAMBA = dict(model="mamba", length=32, hidden=64, embed=64)
 add_figure(
     "mamba-vocab",
     "Mamba with one block, K = 16 to 1,024",
-    cross(**MAMBA, lr=2e-2, iterations=2000, pe=WITH_CONTROLS, vocab=[16, 64, 256, 1024]),
+    grid(**MAMBA, lr=2e-2, iterations=2000, pe=WITH_CONTROLS, vocab=[16, 64, 256, 1024]),
 )
 MAMBA_LONGER = dict(iterations=4000, pe=WITH_CONSTANT)
 add_figure(
     "mamba",
     "Mamba with one or two blocks, 2x (4,000 iterations)",
     # Learning rates were tuned without PE on seed 100
-    cross(**MAMBA, blocks=1, vocab=16, lr=3e-2, **MAMBA_LONGER)
-    + cross(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **MAMBA_LONGER),
+    grid(**MAMBA, blocks=1, vocab=16, lr=3e-2, **MAMBA_LONGER)
+    + grid(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **MAMBA_LONGER),
     contrasts=[
         gain_difference(
             "K = 16: PE's gain with 1 block minus with 2",
@@ -195,7 +195,7 @@ def gain_growth(*pairs):
 add_figure(
     "fig2-l16",
     "Reversal, shorter inputs (L = 16)",
-    grid_per_model([16, 64, 256], [64, 256, 1024]),
+    fig2_grid([16, 64, 256], [64, 256, 1024]),
     metrics=ACCURACY_AND_EDITS | ACCURACY_AND_LOG_ODDS,
     summaries=[K95],
     contrasts=gain_growth(
@@ -205,21 +205,21 @@ add_figure(
 add_figure(
     "fig2-l16-2x",
     "Reversal, shorter inputs (L = 16), 2x",
-    grid_per_model([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
+    fig2_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
 )
 SMALL_VOCAB = dict(model="gru", vocab=8)
 add_figure(
     "fig2-k8-gru-2x",
     "Reversal, small vocabulary (K = 8, L = 32), 2x",
-    cross(**SMALL_VOCAB, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)),
+    grid(**SMALL_VOCAB, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)),
     claims=[Claim("Small vocabulary, 2x", "token accuracy", SMALL_VOCAB)],
     plot=False,
 )
 add_figure(
     "fig2-k8-lstm",
     "Reversal, small vocabulary (LSTM, K = 8, L = 32)",
-    cross(model="lstm", vocab=8, length=32, pe=WITH_CONSTANT, seed=range(11, 14)),
+    grid(model="lstm", vocab=8, length=32, pe=WITH_CONSTANT, seed=range(11, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
     plot=False,
 )
@@ -227,7 +227,7 @@ PAPER_GRU = dict(length=64, hidden=512, embed=512, batch=512, lr=1e-3, model="gr
 add_figure(
     "fig2-512-units",
     "GRU of the paper's size, trained for 20,000 iterations (paper: 300,000)",
-    cross(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
+    grid(**PAPER_GRU, pe=WITH_CONSTANT, vocab=64, iterations=20_000, seed=range(3)),
     metrics=ACCURACY_AND_EDITS,
     plot=False,
 )
@@ -235,7 +235,7 @@ LONGER_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-new-seeds",
     "Reversal, more seeds (11 to 13)",
-    grid_per_model(**FIG2_DESK, seed=range(11, 14)),
+    fig2_grid(**FIG2_DESK, seed=range(11, 14)),
     claims=[
         Claim(LONGER_FAMILY, MEAN_ACCURACY, dict(model=model))
         for model in ("gru", "lstm", "s4d")
@@ -248,7 +248,7 @@ add_figure(
 add_figure(
     "fig2-all-seeds",
     "Reversal, L = 32",
-    grid_per_model(**FIG2_DESK, seed=range(5, 14)),
+    fig2_grid(**FIG2_DESK, seed=range(5, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
     summaries=K_SUMMARIES,
     contrasts=gain_growth(
@@ -267,8 +267,8 @@ for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 2
 add_figure(
     "fig2-l16-vs-l32",
     "Reversal, L = 16 and 32 at the same K",
-    grid_per_model([16], [64, 256], length=16)
-    + grid_per_model([16], [64, 256], length=32, seed=range(5, 14)),
+    fig2_grid([16], [64, 256], length=16)
+    + fig2_grid([16], [64, 256], length=32, seed=range(5, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
     contrasts=length_contrasts,
     plot=False,
@@ -281,7 +281,7 @@ Beyond.figures["pe-ablation"] = ablation_figure(
 add_figure(
     "fig14-fixed-length",
     "Random and learned encodings, fixed length",
-    cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
+    grid(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS]),
     contrasts=random_and_learned_contrasts("dup"),
     x="pe",
 )
@@ -309,14 +309,14 @@ lr_trials, long_trials, long_claims, long_contrasts = [], [], [], []  # of the f
 for model, run in LONG_RUNS.items():
     flags = dict(model=model, vocab=run.vocab, length=32)
     lrs = [run.lr / 2, run.lr, run.lr * 2]
-    lr_trials += cross(**flags, iterations=run.iterations, pe=NONE_AND_PE, lr=lrs, seed=100)
+    lr_trials += grid(**flags, iterations=run.iterations, pe=NONE_AND_PE, lr=lrs, seed=100)
 
     budgets = [run.iterations * multiple for multiple in run.multiples]
     flags["seed"] = run.seeds
-    long_trials += cross(**flags, pe="none", lr=run.baseline_lr, iterations=budgets)
-    long_trials += cross(**flags, pe="sin", lr=run.pe_lr, iterations=budgets)
+    long_trials += grid(**flags, pe="none", lr=run.baseline_lr, iterations=budgets)
+    long_trials += grid(**flags, pe="sin", lr=run.pe_lr, iterations=budgets)
     # The control is trained only at the longest budget
-    long_trials += cross(**flags, pe="constant", lr=run.baseline_lr, iterations=budgets[-1])
+    long_trials += grid(**flags, pe="constant", lr=run.baseline_lr, iterations=budgets[-1])
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[-1])
     long_claims.append(Claim(LONGER_FAMILY, "token accuracy", cell))
 
@@ -332,7 +332,7 @@ for model, run in LONG_RUNS.items():
     )
 
 LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
-GRU_BASELINES = cross(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
+GRU_BASELINES = grid(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 add_figure(
     "lr-search",
     "Learning-rate search for longer-training, at 1x (seed 100)",
@@ -353,7 +353,7 @@ add_figure(
 add_figure(
     "longer-training-low-lr",
     "GRU at 4x: learning rate 3e-3 for no PE and control, 6e-3 for PE (post hoc)",
-    GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=6e-3),
+    GRU_BASELINES + grid(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
 )
@@ -386,23 +386,23 @@ def add_budget_figure(name, length, trials, note=""):
 
 
 FIG2_GRU = LONG_GRU | dict(iterations=30_000, seed=range(5, 14))
-EQUAL_GRU = GRU_BASELINES + cross(**LONG_GRU, pe="sin", lr=3e-3)
+SAME_LR_GRU = GRU_BASELINES + grid(**LONG_GRU, pe="sin", lr=3e-3)
 add_budget_figure(
-    "more-training",
+    "training-vs-pe",
     32,
-    cross(**FIG2_GRU, pe=NONE_AND_PE, lr=3e-3)
-    + EQUAL_GRU
+    grid(**FIG2_GRU, pe=NONE_AND_PE, lr=3e-3)
+    + SAME_LR_GRU
     # Not the GRU's, which collapse at 4x with their tuned learning rate
     + [trial for trial in long_trials if trial["model"] != "gru"],
     note="Learning rate of the LSTM: 3e-3, with PE 6e-3.",
 )
 SHORT = dict(length=16, pe=NONE_AND_PE)
 add_budget_figure(
-    "more-training-l16",
+    "training-vs-pe-l16",
     16,
-    cross(**SHORT, model="gru", vocab=256, lr=3e-3, iterations=[30_000, 60_000])
-    + cross(**SHORT, model="lstm", vocab=1024, lr=3e-3, iterations=[30_000, 60_000])
-    + cross(**SHORT, model="s4d", vocab=1024, lr=1e-2, iterations=[10_000, 20_000]),
+    grid(**SHORT, model="gru", vocab=256, lr=3e-3, iterations=[30_000, 60_000])
+    + grid(**SHORT, model="lstm", vocab=1024, lr=3e-3, iterations=[30_000, 60_000])
+    + grid(**SHORT, model="s4d", vocab=1024, lr=1e-2, iterations=[10_000, 20_000]),
 )
 
 # -- Longer training: GRU with one learning rate for all encodings, LSTM with rates tuned at 4x;
@@ -412,19 +412,19 @@ LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
     "longer-training-same-lr",
     "GRU at 4x: learning rate 3e-3 for all encodings",
-    EQUAL_GRU,
+    SAME_LR_GRU,
     plot=False,
 )
 add_figure(
     "lr-search-longer",
     "Learning-rate search for longer training: LSTM at 4x, S4D at 16x (seed 100)",
-    cross(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3], seed=100)
-    + cross(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3], seed=100)
-    + cross(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
+    grid(**LONG_LSTM, pe="none", lr=[0.75e-3, 1.5e-3, 3e-3], seed=100)
+    + grid(**LONG_LSTM, pe="sin", lr=[1.5e-3, 3e-3, 6e-3], seed=100)
+    + grid(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
     plot=False,
 )
-TUNED_LSTM = cross(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
-TUNED_LSTM += cross(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
+TUNED_LSTM = grid(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
+TUNED_LSTM += grid(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
 add_figure(
     "longer-training-tuned",
     "LSTM at 4x: learning rates tuned at 4x",
@@ -444,7 +444,9 @@ def binned_curve(result):
 add_figure(
     "longer-training-curves",
     "Training curves: GRU (K = 32) and LSTM (K = 64) at 4x, S4D (K = 256) at 8x",
-    EQUAL_GRU + TUNED_LSTM + [trial for trial in long_trials if trial["iterations"] == 80_000],
+    SAME_LR_GRU
+    + TUNED_LSTM
+    + [trial for trial in long_trials if trial["iterations"] == 80_000],
     tuned=["lr"],
     x="iteration",
     y="training accuracy",

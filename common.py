@@ -45,7 +45,7 @@ class Model(nn.Module):
     def features(self, batch):
         """Return the layer's outputs at the target steps (M, B, H)."""
         embedded = self.embedding(batch.inputs.T)  # (T, B, E)
-        x = self.encoding.join(embedded)  # (T, B, E or 2E)
+        x = self.encoding(embedded)  # (T, B, E or 2E)
         return self.layer(x, batch.target_steps)
 
     def forward(self, batch):
@@ -105,7 +105,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(features), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
-            # From here, logits holds their gradient
+            # From here, `logits` holds the gradient
             chunk_loss, chunk_accuracy = logits_to_grad_(
                 logits, targets[chunk], target_weights[chunk]
             )
@@ -169,7 +169,7 @@ def train_step(model, compute_features, batch, optimizer, clip, logits_to_grad_)
 
 
 def learning_rate(i, peak, warmup, iterations):
-    """Return the rate of iteration i = 1, 2, ...: linear warm-up, then cosine decay to 0."""
+    """Return the learning rate of iteration i >= 1: linear warm-up, then cosine decay to 0."""
     if i <= warmup:
         return peak * i / warmup
     return peak / 2 * (1 + math.cos(math.pi * (i - warmup) / (iterations - warmup)))
@@ -224,7 +224,7 @@ class Encoding(nn.Module):
             vectors[self.zeroed_steps] = 0
         return vectors
 
-    def join(self, embedded):
+    def forward(self, embedded):
         """Add or concatenate each step's vector: embeddings (T, B, E) -> (T, B, E or 2E)."""
         vectors = self.vectors(len(embedded))[:, None].to(embedded.dtype)  # (T, 1, E)
         if self.combine == "add":
@@ -332,7 +332,7 @@ class NoEncoding(Encoding):
     def vectors(self, n_steps):
         return None
 
-    def join(self, embedded):
+    def forward(self, embedded):
         return torch.cat([embedded] * self.copies, dim=-1)
 
 
@@ -384,7 +384,7 @@ class LSTM(nn.LSTM):
 
 
 class S4D(nn.Module):
-    """A linear map, a diagonal SSM (S4D-Lin; Gu et al., 2022), GELU, a linear map with GLU."""
+    """Linear, diagonal SSM (S4D-Lin; Gu et al., 2022), GELU, linear with GLU."""
 
     def __init__(self, input_size, hidden, state_size=64):
         super().__init__()

@@ -19,8 +19,8 @@ from suite.figures import (
     WITH_CONTROLS,
     Contrast,
     Figure,
-    cross,
     encoding_contrast,
+    grid,
 )
 from suite.task import DESK, SMOKE, Task
 
@@ -46,16 +46,16 @@ SMALL_LSTM = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iteratio
 DelayedAddition.figures["fig7"] = Figure(
     "Reversal + delayed addition",
     {
-        "paper": cross(model="lstm", pe=NONE_AND_PE, vocab=[896, 960, 1024, 1088]),
-        "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
+        "paper": grid(model="lstm", pe=NONE_AND_PE, vocab=[896, 960, 1024, 1088]),
+        "desk": grid(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
     },
 )
 DelayedAddition.figures["fig7-64-units"] = Figure(
     "Delayed addition, 64 units, 3,000 iterations",
-    {"desk": cross(**SMALL_LSTM, pe=WITH_CONTROLS)},
+    {"desk": grid(**SMALL_LSTM, pe=WITH_CONTROLS)},
 )
 DelayedAddition.figures["fig7-gru"] = Figure(
-    "Delayed addition, GRU", {"paper": cross(model="gru", pe=NONE_AND_PE, vocab=896)}, x="pe"
+    "Delayed addition, GRU", {"paper": grid(model="gru", pe=NONE_AND_PE, vocab=896)}, x="pe"
 )
 
 # -- Which property of PE helps: encodings that lack one, and parts of the sinusoid
@@ -64,7 +64,7 @@ DIFFERENCE_FROM_PE = {
     "ramp": "not periodic",
     "shuffled": "not continuous",
 }
-ONE_SIDED = {
+HALVES = {
     "PE in the first half": dict(pe="sin", encode="input"),
     "PE in the second half": dict(pe="sin", encode="output"),
 }
@@ -75,18 +75,16 @@ THIRDS = {
 }
 
 
-def ablation_figure(title, setting, variants=ONE_SIDED):
+def ablation_figure(title, setting, variants=HALVES):
     """Return a figure of encodings and `variants` of PE in one setting."""
-    trials = cross(
-        **setting, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"]
-    )
+    trials = grid(**setting, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"])
     contrasts = [
         Contrast(f"PE - {pe} ({difference})", dict(pe="sin"), dict(pe=pe))
         for pe, difference in DIFFERENCE_FROM_PE.items()
     ]
     contrasts += [encoding_contrast("random", pe) for pe in ("none", "dup")]
     for variant, flags in variants.items():
-        trials += cross(**setting, **flags)
+        trials += grid(**setting, **flags)
         contrasts.append(Contrast(f"{variant} - no PE", flags, dict(pe="none")))
         contrasts.append(Contrast(f"{variant} - dup", flags, dict(pe="dup")))
     return Figure(
@@ -98,7 +96,7 @@ def ablation_figure(title, setting, variants=ONE_SIDED):
 
 
 DelayedAddition.figures["pe-ablation"] = ablation_figure(
-    "Delayed addition", SMALL_LSTM, ONE_SIDED | THIRDS
+    "Delayed addition", SMALL_LSTM, HALVES | THIRDS
 )
 
 if __name__ == "__main__":

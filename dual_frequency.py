@@ -25,13 +25,13 @@ from common import (
     scale_bits,
     uniform_integers,
 )
-from reverse import FRESH_SEEDS, Reverse
+from reverse import NEW_SEEDS, Reverse
 from suite.figures import (
     NONE_AND_PE,
     WITH_CONSTANT,
     WITH_DUP,
     Figure,
-    cross,
+    grid,
     log_odds,
 )
 
@@ -131,15 +131,15 @@ class DualFrequency(Reverse):
 FIG3_DESK = dict(held_out=4096, iterations=20_000, snapshot_every=2000)
 DESK_S4D = dict(held_out=4096, iterations=4000, length=8, hidden=64, embed=64, lr=1e-2)
 FIG3 = {
-    "paper": cross(model="gru", pe=NONE_AND_PE, vocab=64)
-    + cross(model="lstm", pe=NONE_AND_PE, vocab=1024)
-    + cross(model="s4d", pe=NONE_AND_PE, vocab=2048),
-    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **FIG3_DESK)
-    + cross(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **FIG3_DESK)
-    + cross(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D),
+    "paper": grid(model="gru", pe=NONE_AND_PE, vocab=64)
+    + grid(model="lstm", pe=NONE_AND_PE, vocab=1024)
+    + grid(model="s4d", pe=NONE_AND_PE, vocab=2048),
+    "desk": grid(model="lstm", pe=WITH_CONSTANT, vocab=256, **FIG3_DESK)
+    + grid(model="gru", pe=WITH_CONSTANT, vocab=64, lr=1e-2, **FIG3_DESK)
+    + grid(model="s4d", pe=WITH_DUP, vocab=256, **DESK_S4D),
 }
-FIG3_FRESH = {
-    "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=256, **FIG3_DESK, seed=FRESH_SEEDS)
+FIG3_NEW_SEEDS = {
+    "desk": grid(model="lstm", pe=WITH_CONSTANT, vocab=256, **FIG3_DESK, seed=NEW_SEEDS)
 }
 
 
@@ -213,7 +213,7 @@ DualFrequency.figures["fig3"] = Figure(
 )
 DualFrequency.figures["fig3-new-seeds"] = Figure(
     "Accuracy by frequency of target/disturbants, new seeds (5 to 10)",
-    FIG3_FRESH,
+    FIG3_NEW_SEEDS,
     **FIG3_OPTIONS,
 )
 

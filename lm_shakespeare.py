@@ -29,7 +29,7 @@ from torch import nn
 
 import common
 from common import Batch, UsageError
-from suite.figures import Contrast, Figure, cross
+from suite.figures import Contrast, Figure, grid
 from suite.task import SMOKE, Flag, Task
 
 ENCODINGS = {  # what is added to the embeddings
@@ -181,7 +181,7 @@ def attention_scores(result):
 
 Shakespeare.figures["table1"] = Figure(
     "Transformer: encodings",
-    {scale: cross(pe=[*ENCODINGS], seed=range(3)) for scale in ("paper", "desk")},
+    {scale: grid(pe=[*ENCODINGS], seed=range(3)) for scale in ("paper", "desk")},
     metrics=PERPLEXITY | {"fall of attention scores with distance": score_decay},
     contrasts=[
         Contrast(f"{worse} - {better}", dict(pe=worse), dict(pe=better))
@@ -195,9 +195,9 @@ Shakespeare.figures["table1"] = Figure(
 Shakespeare.figures["sizes"] = Figure(
     "Transformer: sizes",
     {  # each sweep uses the best values of the sweeps before
-        "paper": cross(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
-        + cross(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
-        + cross(**ROTARY, **BEST_SIZES["paper"], context=[128, 256, 512]),
+        "paper": grid(**ROTARY, heads=[2, 4, 6, 8, 16, 32, 64])
+        + grid(**ROTARY, heads=2, layers=[2, 4, 6, 16, 32])
+        + grid(**ROTARY, **BEST_SIZES["paper"], context=[128, 256, 512]),
     },
     metrics=PERPLEXITY,
     plot=False,
@@ -214,7 +214,7 @@ def nats_per_character(result):
 Shakespeare.figures["table2"] = Figure(
     "Transformer: tokenizers",
     {
-        scale: cross(**ROTARY, tokenizer=TOKENIZERS, **sizes)
+        scale: grid(**ROTARY, tokenizer=TOKENIZERS, **sizes)
         for scale, sizes in BEST_SIZES.items()
     },
     metrics=PERPLEXITY

@@ -34,7 +34,7 @@ from torch.nn.utils import rnn
 
 import common
 from common import Batch, UsageError, select_steps
-from suite.figures import NONE_AND_PE, Figure, cross
+from suite.figures import NONE_AND_PE, Figure, grid
 from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
@@ -50,7 +50,7 @@ class PackedModel(common.Model):
         """Return the layer's outputs at the targets, (N, H)."""
         packed = rnn.PackedSequence(self.embedding(batch.inputs), batch.batch_sizes)
         embedded, lengths = rnn.pad_packed_sequence(packed)  # (T, B, E)
-        h = self.layer(self.encoding.join(embedded), slice(None))
+        h = self.layer(self.encoding(embedded), slice(None))
         return select_steps(rnn.pack_padded_sequence(h, lengths).data, batch.target_steps)
 
 
@@ -176,8 +176,8 @@ def permutation(seed, epoch, count):
 
 
 GRIDS = {  # of Table 1 and Fig. 15
-    "paper": cross(model="lstm", pe=NONE_AND_PE, vocab=32768),
-    "desk": cross(model="lstm", pe=NONE_AND_PE, vocab=2048, seed=range(3)),
+    "paper": grid(model="lstm", pe=NONE_AND_PE, vocab=32768),
+    "desk": grid(model="lstm", pe=NONE_AND_PE, vocab=2048, seed=range(3)),
 }
 
 

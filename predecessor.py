@@ -17,7 +17,7 @@ import math
 import torch
 
 from common import Batch, UsageError, random_bits, scale_bits, splitmix64_mix, uniform_integers
-from suite.figures import NONE_AND_PE, WITH_CONSTANT, Figure, cross
+from suite.figures import NONE_AND_PE, WITH_CONSTANT, Figure, grid
 from suite.task import DESK, SMOKE, Task
 
 
@@ -72,8 +72,8 @@ class Predecessor(Task):
 Predecessor.figures["fig10"] = Figure(
     "Predecessor query",
     {
-        "paper": cross(model="lstm", pe=NONE_AND_PE, vocab=[512, 640, 768, 896, 1024]),
-        "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
+        "paper": grid(model="lstm", pe=NONE_AND_PE, vocab=[512, 640, 768, 896, 1024]),
+        "desk": grid(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
     },
     {"accuracy": "accuracy"},
 )

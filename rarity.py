@@ -18,7 +18,7 @@ import math
 from torch import nn
 
 from common import UsageError
-from reverse import Reverse, grid_per_model
+from reverse import Reverse, fig2_grid
 from suite.figures import (
     ACCURACY,
     ENCODING_NAMES,
@@ -74,10 +74,10 @@ N_OUTPUTS = {"gru": 8, "lstm": 16, "s4d": 16}  # M, with K = 256
 
 def desk_grid():
     """Return the new trials, and those of fig2-all-seeds at K = M and (LSTM, S4D) K = 256."""
-    new = grid_per_model([256], [256], length=32, seed=range(17, 23))
+    new = fig2_grid([256], [256], length=32, seed=range(17, 23))
     for trial in new:
         trial["meanings"] = N_OUTPUTS[trial["model"]]
-    return new + grid_per_model([8], [16, 256], length=32, seed=range(5, 14))
+    return new + fig2_grid([8], [16, 256], length=32, seed=range(5, 14))
 
 
 def log_error(result):

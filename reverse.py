@@ -27,12 +27,12 @@ from suite.figures import (
     Claim,
     Contrast,
     Figure,
-    cross,
     encoding_contrast,
+    grid,
 )
 from suite.task import DESK, SMOKE, Task
 
-FRESH_SEEDS = range(5, 11)  # not used before the claims were preregistered
+NEW_SEEDS = range(5, 11)  # not used before the claims were preregistered
 
 
 class Reverse(Task):
@@ -56,36 +56,36 @@ class Reverse(Task):
 
 # -- Fig. 2: larger vocabularies. The flag `vocab` is K, and `length` is L. Flags that are not
 # given take the scale's defaults
-def grid_per_model(gru_vocab, vocab, s4d_iterations=10_000, **flags):
+def fig2_grid(gru_vocab, vocab, s4d_iterations=10_000, **flags):
     """Return a desk-scale grid: K from `gru_vocab` for the GRU, from `vocab` for the others."""
     flags["pe"] = WITH_CONSTANT
     s4d = flags | dict(model="s4d", iterations=s4d_iterations, lr=1e-2)
     return (
-        cross(model="gru", vocab=gru_vocab, **flags)
-        + cross(model="lstm", vocab=vocab, **flags)
-        + cross(vocab=vocab, **s4d)
+        grid(model="gru", vocab=gru_vocab, **flags)
+        + grid(model="lstm", vocab=vocab, **flags)
+        + grid(vocab=vocab, **s4d)
     )
 
 
 FIG2_DESK = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
 LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in FIG2_DESK
-VOCAB_FAMILY = "Reversal at L = 32"  # claims that are Holm-corrected together
+FIG2_FAMILY = "Reversal at L = 32"  # Holm-corrected with a claim of stability.py
 Reverse.figures["fig2"] = Figure(
     "Reversal, by vocabulary size",
     {
-        "paper": cross(model="gru", pe=NONE_AND_PE, vocab=[32, 64, 128, 256])
-        + cross(model=["lstm", "s4d"], pe=NONE_AND_PE, vocab=[2**n for n in range(8, 15)]),
-        "desk": grid_per_model(**FIG2_DESK, seed=FRESH_SEEDS),
-        "quick": cross(model="gru", vocab=[8, 16], seed=range(4), pe=NONE_AND_PE),
-        "smoke": cross(model=["gru", "lstm", "s4d"], pe=NONE_AND_PE, vocab=[8, 16], seed=0),
+        "paper": grid(model="gru", pe=NONE_AND_PE, vocab=[32, 64, 128, 256])
+        + grid(model=["lstm", "s4d"], pe=NONE_AND_PE, vocab=[2**n for n in range(8, 15)]),
+        "desk": fig2_grid(**FIG2_DESK, seed=NEW_SEEDS),
+        "quick": grid(model="gru", vocab=[8, 16], seed=range(4), pe=NONE_AND_PE),
+        "smoke": grid(model=["gru", "lstm", "s4d"], pe=NONE_AND_PE, vocab=[8, 16], seed=0),
     },
     ACCURACY_AND_EDITS,
     summaries=K_SUMMARIES,
     claims=[
-        Claim(VOCAB_FAMILY, "token accuracy", dict(model=model, vocab=K))
+        Claim(FIG2_FAMILY, "token accuracy", dict(model=model, vocab=K))
         for model, K in LARGEST_K.items()
     ]
-    + [Claim(VOCAB_FAMILY, K95, dict(model=model)) for model in LARGEST_K],
+    + [Claim(FIG2_FAMILY, K95, dict(model=model)) for model in LARGEST_K],
 )
 
 # -- Figs. 12 and 13: other encodings in place of the sinusoid
@@ -114,8 +114,8 @@ def random_and_learned_contrasts(control):
 Reverse.figures["fig12"] = Figure(
     "Duplicated embedding",
     {
-        "paper": cross(pe=WITH_DUP, **PAPER_LSTM),
-        "desk": cross(**DESK_LSTM, pe=WITH_CONTROLS),
+        "paper": grid(pe=WITH_DUP, **PAPER_LSTM),
+        "desk": grid(**DESK_LSTM, pe=WITH_CONTROLS),
     },
     ACCURACY_AND_EDITS,
     contrasts=[DUP_MINUS_NONE],
@@ -124,9 +124,9 @@ Reverse.figures["fig12"] = Figure(
 Reverse.figures["fig13"] = Figure(
     "Random and learned encodings",
     {
-        "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM),
-        "desk": cross(**DESK_LSTM, pe=["constant", *FIG13_ENCODINGS], amplitude=None)
-        + cross(**DESK_LSTM, pe="learned", amplitude=1.0),
+        "paper": grid(pe=FIG13_ENCODINGS, **PAPER_LSTM),
+        "desk": grid(**DESK_LSTM, pe=["constant", *FIG13_ENCODINGS], amplitude=None)
+        + grid(**DESK_LSTM, pe="learned", amplitude=1.0),
     },
     ACCURACY_AND_EDITS,
     contrasts=random_and_learned_contrasts("constant"),
@@ -138,9 +138,9 @@ Reverse.figures["fig13"] = Figure(
 def paper_budget_grid(**flags):
     """Return a grid: no PE and PE at 1x, no PE at 2x iterations, and no PE at 2x batch size."""
     return (
-        cross(**flags, pe="none", iterations=[300_000, 600_000], batch=512)
-        + cross(**flags, pe="sin", iterations=300_000, batch=512)
-        + cross(**flags, pe="none", iterations=300_000, batch=1024)
+        grid(**flags, pe="none", iterations=[300_000, 600_000], batch=512)
+        + grid(**flags, pe="sin", iterations=300_000, batch=512)
+        + grid(**flags, pe="none", iterations=300_000, batch=1024)
     )
 
 
@@ -163,8 +163,8 @@ Reverse.figures["section4.1"] = Figure(
         "paper": paper_budget_grid(model="gru", vocab=256)
         + paper_budget_grid(**PAPER_LSTM)
         + paper_budget_grid(model="s4d", vocab=16384),
-        "desk": cross(**DESK_LSTM, pe=WITH_CONSTANT, iterations=[30_000, 60_000], batch=64)
-        + cross(**DESK_LSTM, pe=NONE_AND_PE, iterations=30_000, batch=128),
+        "desk": grid(**DESK_LSTM, pe=WITH_CONSTANT, iterations=[30_000, 60_000], batch=64)
+        + grid(**DESK_LSTM, pe=NONE_AND_PE, iterations=30_000, batch=128),
     },
     contrasts=budget_contrasts(300_000, 512) + budget_contrasts(30_000, 64),  # paper, desk
     x=("pe", "iterations", "batch"),

@@ -11,7 +11,7 @@ Given the same flags, sort.py draws the same candidate training sequences as rev
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-from reverse import DUP_MINUS_NONE, FRESH_SEEDS
+from reverse import DUP_MINUS_NONE, NEW_SEEDS
 from suite.figures import (
     ACCURACY_AND_EDITS,
     NONE_AND_PE,
@@ -19,7 +19,7 @@ from suite.figures import (
     WITH_CONTROLS,
     WITH_DUP,
     Figure,
-    cross,
+    grid,
 )
 from suite.task import DESK, SMOKE, Task
 
@@ -38,9 +38,9 @@ class Sort(Task):
 Sort.figures["fig8"] = Figure(
     "Sorting",
     {
-        "paper": cross(model="gru", pe=NONE_AND_PE, vocab=[32, 64, 128, 256])
-        + cross(model="lstm", pe=NONE_AND_PE, vocab=[2**n for n in range(8, 15)]),
-        "desk": cross(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
+        "paper": grid(model="gru", pe=NONE_AND_PE, vocab=[32, 64, 128, 256])
+        + grid(model="lstm", pe=NONE_AND_PE, vocab=[2**n for n in range(8, 15)]),
+        "desk": grid(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
     },
     ACCURACY_AND_EDITS,
 )
@@ -48,14 +48,14 @@ Sort.figures["fig8"] = Figure(
 FIG8_LONG = dict(model="gru", length=32, vocab=64, lr=1e-2, pe=WITH_CONTROLS)
 Sort.figures["fig8-l32"] = Figure(
     "Sorting, L = 32",
-    {"desk": cross(**FIG8_LONG, seed=FRESH_SEEDS)},
+    {"desk": grid(**FIG8_LONG, seed=NEW_SEEDS)},
     ACCURACY_AND_EDITS,
     contrasts=[DUP_MINUS_NONE],
     x="pe",
 )
 Sort.figures["fig12"] = Figure(
     "Sorting, duplicated embedding",
-    {"paper": cross(model="lstm", pe=WITH_DUP, vocab=16384)},
+    {"paper": grid(model="lstm", pe=WITH_DUP, vocab=16384)},
     ACCURACY_AND_EDITS,
     contrasts=[DUP_MINUS_NONE],
     x="pe",

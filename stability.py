@@ -33,10 +33,10 @@ from dual_frequency import (
     AMONG_RARE,
     CONDITIONS,
     FIG3,
-    FIG3_FRESH,
+    FIG3_NEW_SEEDS,
     DualFrequency,
 )
-from reverse import VOCAB_FAMILY
+from reverse import FIG2_FAMILY
 from suite.figures import Claim, Figure
 from suite.rnn_kernels import recurrent_parameters
 from suite.task import Flag
@@ -47,7 +47,7 @@ from suite.task import Flag
 # vocabulary size, H the hidden size, and D = H the number of rows of J. G is the number of the
 # layer's input channels, which are gate pre-activations or, in S4D, H channels
 def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
-    """Draw A and B, (4 count, T) each: `count` pairs per condition, condition by condition."""
+    """Draw A and B, (4 count, T) each, in CONDITIONS order; target_step counts from 1."""
     half = vocab // 2  # the first Rare integer
     pairs = []
     for index, condition in enumerate(CONDITIONS):
@@ -339,10 +339,10 @@ Stability.figures["fig5"] = Figure(
 )
 Stability.figures["fig5-new-seeds"] = Figure(
     "Gradient stability, new seeds (5 to 10)",
-    FIG3_FRESH,
+    FIG3_NEW_SEEDS,
     METRICS,
     claims=(
-        Claim(VOCAB_FAMILY, "stability among Rare disturbants", dict(model="lstm", vocab=256)),
+        Claim(FIG2_FAMILY, "stability among Rare disturbants", dict(model="lstm", vocab=256)),
     ),
     **FIG5_OPTIONS,
 )

@@ -404,7 +404,7 @@ def test_amplitude_combine_and_encode():
         vectors = vectors[:, None].expand(16, 2, 4)
         expected = tokens + vectors if combine == "add" else torch.cat([tokens, vectors], 2)
         encoding = encoding_of(f"{words} --amplitude 3 --combine {combine} --encode {encode}")
-        assert_close(encoding.join(tokens), expected, 1e-6)
+        assert_close(encoding(tokens), expected, 1e-6)
     constant = encoding_of("--embed 6 --pe constant").vectors(22)
     assert torch.equal(constant, constant[:1].expand(22, 6))
 
@@ -1673,7 +1673,7 @@ def run_layer(layer, x, z=None):
 @torch.no_grad()
 def jacobian(model, row, target):
     """d output / d state, the state right after the target (of S4D without C)."""
-    x, layer = model.encoding.join(model.embedding(row[:, None])), model.layer
+    x, layer = model.encoding(model.embedding(row[:, None])), model.layer
     _, state = run_layer(layer, x[:target])
 
     def output(z):

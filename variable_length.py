@@ -22,7 +22,7 @@ from common import (
     uniform_integers,
 )
 from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, random_and_learned_contrasts
-from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, cross
+from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, grid
 from suite.task import Flag
 
 
@@ -112,8 +112,8 @@ def length_curves(result):
 VariableLength.figures["fig11"] = Figure(
     "Reversal, variable length",
     {
-        "paper": cross(pe=NONE_AND_PE, **PAPER_LSTM, min_length=32),
-        "desk": cross(**SMALL_REVERSAL_LSTM, pe=WITH_DUP, min_length=16),
+        "paper": grid(pe=NONE_AND_PE, **PAPER_LSTM, min_length=32),
+        "desk": grid(**SMALL_REVERSAL_LSTM, pe=WITH_DUP, min_length=16),
     },
     ACCURACY_AND_EDITS,
     x="input length",
@@ -122,8 +122,8 @@ VariableLength.figures["fig11"] = Figure(
 VariableLength.figures["fig14"] = Figure(
     "Random and learned encodings, variable length",
     {
-        "paper": cross(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
-        "desk": cross(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
+        "paper": grid(pe=FIG13_ENCODINGS, **PAPER_LSTM, min_length=32),
+        "desk": grid(**SMALL_REVERSAL_LSTM, pe=["dup", *FIG13_ENCODINGS], min_length=16),
     },
     contrasts=random_and_learned_contrasts("dup"),
     x="pe",

@@ -22,7 +22,7 @@ from pathlib import Path
 import common
 from common import UsageError
 from suite import files, interrupts, jobs, machine, training
-from suite.figures import cross
+from suite.figures import grid
 from suite.task import FLAGS, Flag, parse_bands, parse_seeds
 
 EXECUTION_FLAGS = [
@@ -262,28 +262,28 @@ def trials_of_figure(task_class, given, figure_name):
     """
     scale, trials = given.get("scale", "paper"), {}
     names = [figure_name] if figure_name else task_class.figures
-    grid = [flags for name in names for flags in task_class.figures[name].grids.get(scale, [])]
+    figures = [task_class.figures[name] for name in names]
+    all_flags = [flags for figure in figures for flags in figure.grids.get(scale, [])]
     subject = f"{figure_name or task_class.script()} at --scale {scale}"
-    if not grid:
-        figures = [task_class.figures[name] for name in names]
+    if not all_flags:
         scales = dict.fromkeys(s for figure in figures for s, x in figure.grids.items() if x)
         raise UsageError(f"{subject} has no trials: use --scale {' or '.join(scales)}")
     left_out = Counter()
-    for trial_flags in grid:
+    for trial_flags in all_flags:
         differ = [k for k, x in trial_flags.items() if k != "seed" and given.get(k, x) != x]
         if differ:
             left_out[tuple(differ)] += 1
             continue
-        for flags in cross(**trial_flags | {"seed": given.get("seed", trial_flags["seed"])}):
+        for flags in grid(**trial_flags | {"seed": given.get("seed", trial_flags["seed"])}):
             task = make_task(task_class, given | flags)
             argv = format_flags(flags | given | flags)  # the figure's flags first
             trials.setdefault(task.folder, jobs.Trial(task, flags, argv))
     trials = list(trials.values())
     if not trials:
-        raise UsageError(f"{subject} has no trial with {mismatch(grid, given)}")
+        raise UsageError(f"{subject} has no trial with {mismatch(all_flags, given)}")
     for (name, *others), n in left_out.items() if "all" in given else ():
         if not others and any(name not in trial.flags for trial in trials):
-            why = f"leaves out {n} trials of the figure that have another value"
+            why = f"skips {n} trials of the figure with another value"
             print(f"note: {option_string(name)} {given[name]} {why}", file=sys.stderr)
     if "index" not in given:
         return trials
@@ -294,10 +294,10 @@ def trials_of_figure(task_class, given, figure_name):
     return [trials[given["index"]]]
 
 
-def mismatch(grid, given):
+def mismatch(all_flags, given):
     """Return, as text, a given flag whose value no trial has, and the trials' values."""
     for flag, value in given.items():
-        values = list(dict.fromkeys(str(flags[flag]) for flags in grid if flag in flags))
+        values = list(dict.fromkeys(str(flags[flag]) for flags in all_flags if flag in flags))
         if flag != "seed" and values and str(value) not in values:
             return f"{option_string(flag)} {value} (choose from {', '.join(values)})"
     return "this combination of flags"
@@ -323,7 +323,7 @@ def dispatch(task_class):
         sys.argv[1:] = trials[0].argv  # recorded in result.json
         return run_one(trials[0].task, given)
     if warning := cpu_warning(trials[0].task, given):
-        raise UsageError(f"{len(trials)} trials: {warning}; to force: pass --scale paper")
+        raise UsageError(f"{len(trials)} trials: {warning}; --scale paper runs it anyway")
     return run_many(task_class, given, trials)
 
 
@@ -336,7 +336,7 @@ def cpu_warning(task, given):
         return f"paper scale needs a GPU ({time}); smaller scales: {smaller}"
 
 
-def prepare_inputs(task):
+def check_inputs(task):
     """Check --evaluate, then load what the trial reads, such as a text."""
     if task.args.evaluate and not (task.folder / "result.json").exists():
         raise UsageError(f"--evaluate needs a finished trial: {task.folder}")
@@ -346,14 +346,14 @@ def prepare_inputs(task):
 def run_one(task, given):
     if warning := cpu_warning(task, given):
         print(f"warning: {warning}")
-    prepare_inputs(task)
+    check_inputs(task)
     return task.run() if task.run else training.train(task)
 
 
 def run_many(task_class, given, trials):
     """Run all trials in parallel processes, then report.py."""
     for trial in trials:  # report a missing text once, not in every trial
-        prepare_inputs(trial.task)
+        check_inputs(trial.task)
     first = trials[0].task
     first.prepare_data("cpu")  # likewise fail here, once, if flags leave no training data
     slots = machine.job_slots(first.args)

@@ -16,7 +16,7 @@ WITH_CONTROLS = ["none", "constant", "dup", "sin"]
 CONTROLS = ["constant", "dup"]  # same input size as with PE, but no position
 
 
-def cross(**flags):
+def grid(**flags):
     """Return all combinations of the values as trials; unless given, seeds are 0 to 4."""
     flags.setdefault("seed", range(5))  # as in the paper
     choices = [v if isinstance(v, list | range) else [v] for v in flags.values()]
@@ -100,7 +100,7 @@ class Figure(NamedTuple):
     """
 
     title: str
-    grids: dict  # scale -> [{flag: value}, ...], one row per trial
+    grids: dict  # scale -> [{flag: value}, ...], one dict per trial
     metrics: dict = ACCURACY  # label -> metric name in result.json, or function of Result
     summaries: tuple = ()
     contrasts: tuple = ()  # in addition to PE - no PE and PE - control
@@ -195,7 +195,7 @@ def chance(x):
 # -- Names
 ENCODING_NAMES = {"none": "no PE", "sin": "PE"}
 FLAG_NAMES = {"vocab": "K", "length": "L", "meanings": "M"}
-CAPTIONS = {
+FLAG_FORMATS = {
     "hidden": "{} units",
     "embed": "embedding size {}",
     "held_out": "{:,} test sequences",
@@ -219,7 +219,7 @@ def cell_labels(flags):
     names = []
     for flag, value in flags.items():
         if value is not None:
-            caption = CAPTIONS.get(flag, f"{flag_label(flag)} = {{}}")
+            caption = FLAG_FORMATS.get(flag, f"{flag_label(flag)} = {{}}")
             names.append(model_label(value) if flag == "model" else caption.format(value))
     return names
 

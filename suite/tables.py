@@ -46,7 +46,7 @@ def is_censored(x):
 
 
 def format_mean(values, metric):
-    """Return, as text, the mean, its 95% CI or censored count, and n if values are missing."""
+    """Format the mean, its 95% CI or censored count, and n if values are missing."""
     sample = [x.value for x in values if x.value is not None]
     if not sample:
         return "-"

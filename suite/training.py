@@ -171,7 +171,7 @@ class Trainer:
                 if path.exists():
                     saved = files.load(path, self.device)
                     with files.prefix_errors(path):
-                        self.set_state(saved)
+                        self.restore(saved)
                     return
             except files.Corrupt as error:
                 _, message = error.args
@@ -179,7 +179,7 @@ class Trainer:
                 if not self.args.evaluate:
                     path.unlink()  # else the next save would keep it as previous.pt
 
-    def set_state(self, saved):
+    def restore(self, saved):
         """Restore the state from a checkpoint's content."""
         files.require_same_trial(saved["processes"][-1], self.task)
         if saved["iteration"] not in range(self.args.iterations + 1):
