@@ -5,10 +5,9 @@
     python beyond.py --scale desk --all longer-training  # does PE only accelerate training?
     python beyond.py --scale desk --all mamba-vocab      # does PE help Mamba?
 
-All figures are defined at --scale desk. Unless they say otherwise, their settings are those of
-reverse.py's fig2 at this scale: L = 32 and 30,000 iterations (S4D: 10,000; Mamba: 2,000).
-Titles call this budget 1x. Trials that reverse.py has finished in the same --out folder are
-reused.
+All figures are defined at --scale desk. Most have the settings of reverse.py's fig2 at this
+scale, L = 32 and 30,000 iterations (S4D: 10,000); --list shows all. In titles, 1x means these
+iterations. Trials that reverse.py has finished in the same --out folder are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -246,7 +245,7 @@ add_figure(
 LONGER_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-new-seeds",
-    "Reversal, more seeds (11 to 13)",
+    "Reversal, L = 32, seeds 11 to 13",
     fig2_grid(**FIG2_DESK, seed=range(11, 14)),
     claims=[
         Claim(LONGER_FAMILY, MEAN_ACCURACY, dict(model=model))

@@ -41,7 +41,8 @@ from suite.tables import claims_table, contrast_table, make_caption, means_table
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
 Means over seeds, ± or [ ]: 95% CI (Student's t), if n >= 3. Differences: [95% CI] and p
-(Welch's t-test, uncorrected; paired where marked). Censored: outside the tested range."""
+(Welch's t-test, uncorrected; paired where marked). Censored: beyond the tested range, whose
+nearest value replaces it in the mean."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- preregistered claims: made by python report.py --write, do not edit -->",
     "<!-- end of preregistered claims -->",
@@ -269,7 +270,7 @@ def main():
         "--out", help="folder of all trials (default: runs; with --write: results)"
     )
     parser.add_argument(
-        "--brief", action="store_true", help="print only the main metric of each figure"
+        "--brief", action="store_true", help="print only the first metric of each figure"
     )
     parser.add_argument(
         "--write",

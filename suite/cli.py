@@ -28,13 +28,13 @@ from suite.task import FLAGS, Flag, parse_bands, parse_seeds
 EXECUTION_FLAGS = [
     Flag("out", "runs", "output folder for all trials"),
     Flag("overwrite", False, "delete the trial's checkpoints and results, then retrain"),
-    Flag("evaluate", False, "evaluate a finished trial again (last.pt), without training"),
+    Flag("evaluate", False, "evaluate a finished trial's last.pt again, without training"),
     Flag("save_every", 5000, "iterations between checkpoints, for resuming", at_least=1),
     Flag(
         "snapshot_every",
         None,
-        "iterations between weight snapshots, all of which are kept (default: none; "
-        "dual_frequency.py, for stability.py: min(5000, iterations / 10))",
+        "iterations between weight snapshots, all of which are kept (default: none; in "
+        "dual_frequency.py: min(5000, iterations / 10))",
         int,
     ),
     Flag("log_every", 100, "iterations between rows of curve.csv and log lines", at_least=1),
@@ -73,9 +73,8 @@ EXECUTION_FLAGS = [
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
 FIGURE_RULES = """\
-If the figure sets a flag, such as --model, giving it selects trials. --seed replaces the
-figure's seeds. Any other flag, such as --clip, applies to all trials. FIGURE defaults to
-all figures."""
+A flag that the figure sets, such as --model, selects trials. --seed replaces the figure's
+seeds. Any other flag, such as --clip, applies to all trials. FIGURE defaults to all figures."""
 EXIT_CODES = """
 exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 folder in use by another
 process or deleted, 75 interrupted by a signal (run again to resume)"""
@@ -323,7 +322,7 @@ def dispatch(task_class):
         sys.argv[1:] = trials[0].argv  # recorded in result.json
         return run_one(trials[0].task, given)
     if warning := cpu_warning(trials[0].task, given):
-        raise UsageError(f"{len(trials)} trials: {warning}; --scale paper runs it anyway")
+        raise UsageError(f"{warning}; --scale paper runs all {len(trials)} trials anyway")
     return run_many(task_class, given, trials)
 
 

@@ -105,15 +105,15 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "norm of the encoding vectors (default: 1); ramp: of the vector at the last time step; "
+        "norm of the encoding vectors (default: 1); ramp: norm at the last time step; "
         "learned: RMS norm at initialisation (default: sqrt(--embed))",
         float,
     ),
     Flag(
         "bands",
         "0:1",
-        "for --pe sin or shuffled, the range of frequencies to keep, from the highest (0) to "
-        "the lowest (1): 0:0.5 keeps the higher half and zeroes the rest",
+        "for --pe sin or shuffled, frequencies to keep, ranked from the highest (0) to the "
+        "lowest (1): 0:0.5 keeps the higher half and zeroes the rest",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
