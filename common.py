@@ -68,7 +68,7 @@ class Batch(NamedTuple):
         return Batch(*(x[subset] if isinstance(x, torch.Tensor) else x for x in self))
 
 
-def logits_to_grad_(logits, target, weights):
+def loss_and_grad_(logits, target, weights):
     """Overwrite logits (n, K) with the loss gradient, weights * (softmax - one-hot).
 
     Return the weighted sums of cross-entropy and of accuracy. These are means if the weights of
@@ -96,7 +96,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, target_weights, logits_to_grad_):
+    def forward(ctx, features, weight, bias, targets, target_weights, loss_and_grad_):
         weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
         d_features, d_weight, d_bias = map(torch.zeros_like, (features, weight, bias))
@@ -106,7 +106,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             chunk = slice(start, start + chunk_rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
             # From here, `logits` holds the gradient
-            chunk_loss, chunk_accuracy = logits_to_grad_(
+            chunk_loss, chunk_accuracy = loss_and_grad_(
                 logits, targets[chunk], target_weights[chunk]
             )
             loss += chunk_loss
@@ -134,7 +134,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return *(gradient * d_loss for gradient in ctx.saved_tensors), None, None, None
 
 
-def loss_and_accuracy(features, readout, batch, logits_to_grad_=logits_to_grad_):
+def loss_and_accuracy(features, readout, batch, loss_and_grad_=loss_and_grad_):
     """Return mean cross-entropy and accuracy; features are (M, B, H) or packed (N, H)."""
     readout_weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
@@ -149,18 +149,18 @@ def loss_and_accuracy(features, readout, batch, logits_to_grad_=logits_to_grad_)
         readout.bias,
         targets,
         target_weights,
-        logits_to_grad_,
+        loss_and_grad_,
     )
 
 
-def train_step(model, compute_features, batch, optimizer, clip, logits_to_grad_):
+def train_step(model, compute_features, batch, optimizer, clip, loss_and_grad_):
     """Take an optimizer step; return loss and accuracy, without host-device synchronisation.
 
     `compute_features(model, batch)` is Model.features or its faster equivalent, fast.features;
-    `logits_to_grad_` may be compiled.
+    `loss_and_grad_` may be compiled.
     """
     h = compute_features(model, batch)
-    loss, accuracy = loss_and_accuracy(h, model.readout, batch, logits_to_grad_)
+    loss, accuracy = loss_and_accuracy(h, model.readout, batch, loss_and_grad_)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
     optimizer.step()
@@ -185,7 +185,7 @@ class Encoding(nn.Module):
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    supports_fast_engine = True  # False if join() does more than add or concatenate vectors()
+    supports_fast_engine = True  # False if forward() does more than add or join vectors()
     unused_flags = ("bands",)  # flags that have no effect and are rejected
 
     def __init__(
@@ -198,7 +198,7 @@ class Encoding(nn.Module):
             zeroed_steps,
             bands,
         )
-        self.output_size = size if combine == "add" else 2 * size  # width of join's result
+        self.output_size = size if combine == "add" else 2 * size  # width of the result
         norm = self.table_norm(size)
         self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
         table = self.make_table(n_steps, size)
@@ -384,7 +384,7 @@ class LSTM(nn.LSTM):
 
 
 class S4D(nn.Module):
-    """Linear, diagonal SSM (S4D-Lin; Gu et al., 2022), GELU, linear with GLU."""
+    """Linear -> diagonal SSM (S4D-Lin; Gu et al., 2022) -> GELU -> linear -> GLU."""
 
     def __init__(self, input_size, hidden, state_size=64):
         super().__init__()

@@ -164,7 +164,7 @@ def log_odds_difference(first, second):
     return compute
 
 
-def gap_at_papers_worst_quarter(result):
+def gap_to_worst_quarter(result):
     """Return mean accuracy in three quarters of target positions minus that in the worst one.
 
     Targets are Frequent and disturbants Rare. The worst quarter is the one that the paper
@@ -195,15 +195,15 @@ FIG3_OPTIONS = dict(
         "Rare targets: Frequent - Rare disturbants": accuracy_difference(
             "rare/frequent", "rare/rare"
         ),
-        "Frequent targets: the same, in log-odds": log_odds_difference(
+        "Frequent targets: Frequent - Rare, log-odds": log_odds_difference(
             "frequent/frequent", "frequent/rare"
         ),
-        "Rare targets: the same, in log-odds": log_odds_difference(
+        "Rare targets: Frequent - Rare, log-odds": log_odds_difference(
             "rare/frequent", "rare/rare"
         ),
         "Frequent - Rare targets, Frequent disturbants": accuracy_difference(*AMONG_FREQUENT),
         "Frequent - Rare targets, Rare disturbants": accuracy_difference(*AMONG_RARE),
-        "Frequent among Rare: other quarters - 1st (S4D: 2nd)": gap_at_papers_worst_quarter,
+        "Frequent among Rare: other quarters - 1st (S4D: 2nd)": gap_to_worst_quarter,
     },
     curves=position_curves,
     x="position of the target (1: read first)",

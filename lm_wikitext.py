@@ -39,7 +39,7 @@ from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
 TEXT_FILES = "wiki.{train,valid,test}.raw"
-UNKNOWN = 0  # SentencePiece's unk_id; the text's own "<unk>" also yields it, for < and >
+UNK_ID = 0  # SentencePiece's unk_id; the text's own "<unk>" also yields it, for < and >
 PAD_STEPS, TARGET_BUCKETS = 64, 16  # see pad_to_bucket
 
 
@@ -153,7 +153,7 @@ class WikiText(Task):
         counts = np.bincount(self.splits["train"].tokens, minlength=self.vocab) + 1
         test = self.splits["test"]
         targets = pack(test, np.arange(len(test.starts))).targets.numpy()
-        log_prob = np.log(counts / counts.sum())[targets[targets != UNKNOWN]]
+        log_prob = np.log(counts / counts.sum())[targets[targets != UNK_ID]]
         return common.perplexity(-log_prob.mean())
 
     def examples(self, model, engine):
@@ -231,7 +231,7 @@ def pack(split, paragraphs):
     inputs, targets = (
         torch.from_numpy(split.tokens[i].astype(np.int64)) for i in (indices, indices + 1)
     )
-    known = targets != UNKNOWN
+    known = targets != UNK_ID
     return Batch(
         inputs, targets[None], slice(None), known[None], batch_sizes=torch.from_numpy(sizes)
     )
@@ -253,9 +253,9 @@ def pad_to_bucket(batch, max_steps, vocab):
     inputs[real] = batch.inputs
     count = math.ceil(pairs * TARGET_BUCKETS / len(real)) * len(real) // TARGET_BUCKETS
     target_steps = torch.cat([real.nonzero(), (~real).nonzero()])[:count, 0]  # real ones first
-    targets = F.pad(batch.targets, (0, count - pairs), value=UNKNOWN)
+    targets = F.pad(batch.targets, (0, count - pairs), value=UNK_ID)
     sizes = torch.full_like(sizes, paragraphs)
-    return Batch(inputs, targets, target_steps, targets != UNKNOWN, batch_sizes=sizes)
+    return Batch(inputs, targets, target_steps, targets != UNK_ID, batch_sizes=sizes)
 
 
 def to_device(batch, device):

@@ -70,7 +70,7 @@ def skip_if_invalid(path):
 
 def finite_float(x):
     if not math.isfinite(x):
-        raise ValueError(x)
+        raise UsageError(f"{x} is not finite")
     return float(x)
 
 
@@ -92,7 +92,7 @@ def make_result(trial, content, figure):
             x = metric(result) if callable(metric) else result.metrics[metric]
             by_label[label] = finite_float(x)
             if "accuracy" in label and not 0 <= x <= 1:
-                raise ValueError(f"{label} {x}")
+                raise UsageError(f"{label} {x} is not in [0, 1]")
     with contextlib.suppress(KeyError):
         for panel, points in figure.curves(result) if figure.curves else ():
             curves.append((clean(panel), {x: finite_float(y) for x, y in points.items()}))
@@ -293,7 +293,7 @@ def dispatch(args, positionals):
         write_page(args)
     elif positionals and Path(positionals[0]).is_dir():
         if sys.argv[2:]:
-            raise UsageError("a folder's CSV has all trials: it takes no figure or flag")
+            raise UsageError("FOLDER takes no figure or flag: its CSV has all trials")
         with contextlib.redirect_stdout(sys.stderr):  # messages about skipped files
             text = trials_csv(positionals[0])
         print(text, end="")

@@ -70,12 +70,12 @@ def stability(model, a, b, target_step, chunk_size=64):
     """
     s4d = isinstance(model.layer, common.S4D)
     similarity = s4d_stability if s4d else recurrent_stability
-    # The layer's input is by_token[token] + by_step[step]: (K+1, G), (T, G)
-    by_token, by_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
+    # The layer's input is x_token[token] + x_step[step]: (K+1, G), (T, G)
+    x_token, x_step = fast.project_inputs(model, model.embedding.weight, a.shape[1])
     similarities = []
     for chunk in zip(a.split(chunk_size), b.split(chunk_size)):
         sequences = torch.cat(chunk)  # (S, T), first all A, then all B
-        inputs = by_token[sequences.T] + by_step[:, None]  # (T, S, G)
+        inputs = x_token[sequences.T] + x_step[:, None]  # (T, S, G)
         similarities.append(similarity(model.layer, inputs, target_step))
     return torch.cat(similarities)
 

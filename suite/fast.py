@@ -1,9 +1,9 @@
 """The models of common.py, computed faster, for --engine fast.
 
-Tests check that results are equal up to rounding. Each token and each time step is projected
-once, and a layer's input is by_token[token] + by_step[t]. GRU and LSTM use rnn_kernels.py,
-which defines U, G and sizes. S4D computes its convolution only at target steps, and only once
-for inputs that all sequences share.
+Tests check that results are equal up to rounding. Each distinct token and each time step is
+projected once, and x_token[token] + x_step[t] is the input's projection. GRU and LSTM use
+rnn_kernels.py, which defines U, G and sizes. S4D computes its convolution only at target
+steps, and only once for inputs that all sequences share.
 """
 
 import math
@@ -63,14 +63,14 @@ def kernel_tables(layer, n_steps):
     return coarse, fine
 
 
-def s4d_features(layer, by_token, by_step, tokens, steps, compiled):
+def s4d_features(layer, x_token, x_step, tokens, steps, compiled):
     """Return S4D's output (M, B, H) for tokens (n, B), followed by command tokens."""
-    start, stop = common.required_range(steps, len(by_step))
+    start, stop = common.required_range(steps, len(x_step))
     tokens = tokens[:stop]
     n = len(tokens)
-    u = F.embedding(tokens, by_token)
-    u = (u + by_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
-    shared = by_step[n:stop].T[..., None]  # (H, stop - n, 1): shared by all sequences
+    u = F.embedding(tokens, x_token)
+    u = (u + x_step[:n, None]).permute(2, 0, 1)  # (H, n, B)
+    shared = x_step[n:stop].T[..., None]  # (H, stop - n, 1): shared by all sequences
 
     coarse, fine = maybe_compile(kernel_tables, compiled)(layer, stop)
     kernel = layer.kernel_from_tables(coarse, fine, stop)
@@ -89,7 +89,7 @@ def s4d_features(layer, by_token, by_step, tokens, steps, compiled):
 
 # -- The models
 def project_inputs(model, embeddings, n_steps):
-    """Project embeddings (U, E) and time steps -> by_token (U, G), by_step (n_steps, G)."""
+    """Project embeddings (U, E) and time steps -> x_token (U, G), x_step (n_steps, G)."""
     weight, bias = input_projection(model.layer)
     vectors = model.encoding.vectors(n_steps)
     E = embeddings.shape[1]
@@ -97,9 +97,9 @@ def project_inputs(model, embeddings, n_steps):
         weight = weight.unflatten(1, (-1, E)).sum(1)
         return F.linear(embeddings, weight), bias.expand(n_steps, -1)
     # With --combine add, the weight has E columns, so each of these slices is the whole weight
-    by_token = F.linear(embeddings, weight[:, :E])
-    by_step = F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
-    return by_token, by_step
+    x_token = F.linear(embeddings, weight[:, :E])
+    x_step = F.linear(vectors.to(bias.dtype), weight[:, -E:], bias)
+    return x_token, x_step
 
 
 def features(model, batch, compiled):
@@ -116,13 +116,11 @@ def features(model, batch, compiled):
         used, tokens = inputs.unique(return_inverse=True)
         used = F.pad(used, (0, 1), value=len(embeddings) - 1)  # and the command, the last token
         embeddings = model.embedding(used)
-    by_token, by_step = project_inputs(model, embeddings, len(sizes))
+    x_token, x_step = project_inputs(model, embeddings, len(sizes))
     if n_commands:
-        by_step = torch.cat([by_step[:-n_commands], by_step[-n_commands:] + by_token[-1]])
+        x_step = torch.cat([x_step[:-n_commands], x_step[-n_commands:] + x_token[-1]])
     if isinstance(model.layer, common.S4D):
-        return s4d_features(
-            model.layer, by_token, by_step, tokens, batch.target_steps, compiled
-        )
+        return s4d_features(model.layer, x_token, x_step, tokens, batch.target_steps, compiled)
     parameters = recurrent_parameters(model.layer)
-    h = RecurrentScan.apply(*parameters, by_token, by_step, tokens.flatten(), sizes, compiled)
+    h = RecurrentScan.apply(*parameters, x_token, x_step, tokens.flatten(), sizes, compiled)
     return common.select_steps(h if packed else h.view(T, B, -1), batch.target_steps)

@@ -57,7 +57,7 @@ def write_json(path, content, durable=True):
 
 @contextlib.contextmanager
 def prefix_errors(path):
-    """Turn errors into a line that begins with the path; a UsageError's message follows it."""
+    """Prefix a UsageError's message with the path; turn other exceptions into an Exit."""
     try:
         yield
     except UsageError as error:
@@ -75,7 +75,7 @@ def read_json(path):
 
 
 def save(path, content, keep_as=None):
-    """Write the output of torch.save, followed by its SHA-256."""
+    """Write a checkpoint, followed by its SHA-256."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     saved = buffer.getvalue()
@@ -83,7 +83,7 @@ def save(path, content, keep_as=None):
 
 
 def load(path, device):
-    """Read what `save` wrote; raise Corrupt if the checksum differs."""
+    """Read a checkpoint; raise Corrupt if its checksum differs."""
     content = path.read_bytes()
     saved, digest = content[:-32], content[-32:]
     if hashlib.sha256(saved).digest() != digest:

@@ -7,9 +7,9 @@ Rows are packed as in torch's PackedSequence: those of step 0, then those of ste
 `sizes`, which torch calls batch_sizes, has the number of rows of each step. The first size is
 B, and sizes never increase from step to step. Their sum is N. The initial state is zero.
 
-    by_token (U, G)  input projection of each of U tokens (G = 4H; GRU: 3H)
-    by_step (T, G)   input projection of each time step: positional encoding, bias, command
-    tokens (m,)      indices into by_token for the first m rows; later rows have by_step alone
+    x_token (U, G)  input projection of each of U tokens (G = 4H; GRU: 3H)
+    x_step (T, G)   input projection of each time step: positional encoding, bias, command
+    tokens (m,)      indices into x_token for the first m rows; later rows have x_step alone
     gates (N, 4H)    LSTM: i f g o; W h_prev and the input projection are added to all columns.
                      GRU: q r z n; W h_prev is added to q r z, the input projection to r z n
                      (GRUCell.update defines q)
@@ -52,7 +52,7 @@ tanh_backward = torch.ops.aten.tanh_backward.grad_input
 class LSTMCell:
     @staticmethod
     def preactivations(x, product, bias):
-        """Combine x (by_token + by_step) and product (W h_prev) into gate pre-activations."""
+        """Combine x (x_token + x_step) and product (W h_prev) into gate pre-activations."""
         return (x + product).chunk(4, -1)
 
     @staticmethod
@@ -134,17 +134,17 @@ class GRUCell:
 
 
 # -- On CUDA: what torch.compile fuses into one kernel
-def store(gate_views, gates):
+def copy_gates(gate_views, gates):
     """Copy gate by gate, which compiles to one kernel over (n, H)."""
     for view, gate in zip(gate_views, gates):
         view.copy_(gate)
 
 
-def forward_step(cell, by_token, bias, gate_views, prev, state, product, by_step, tokens, h):
+def forward_step(cell, x_token, bias, gate_views, prev, state, product, x_step, tokens, h):
     """Write pre-activations, state and h."""
-    x = by_step + by_token[tokens] if len(tokens) else by_step
+    x = x_step + x_token[tokens] if len(tokens) else x_step
     gates = cell.preactivations(x.to(state.dtype), product.to(state.dtype), bias)
-    store(gate_views, gates)
+    copy_gates(gate_views, gates)
     new_state, output = cell.update(*gates, prev)
     state.copy_(new_state)
     h.copy_(output)
@@ -155,7 +155,7 @@ def backward_step(cell, gate_views, prev, d_h, d_state, d_out, d_gate_views):
     gates = [view.to(prev.dtype) for view in gate_views]
     _, vjp = torch.func.vjp(cell.update, *gates, prev)
     *d_gates, d_prev = vjp((d_state, (d_out + d_h).to(prev.dtype)))
-    store(d_gate_views, d_gates)
+    copy_gates(d_gate_views, d_gates)
     d_state.copy_(d_prev)
 
 
@@ -181,7 +181,7 @@ def previous_states(state, sizes):
     return [torch.zeros_like(state[: sizes[0]]), *previous_rows(state, sizes)]
 
 
-def prefill_gates(by_token, by_step, tokens, sizes, weight, bias):
+def init_gates(x_token, x_step, tokens, sizes, weight, bias):
     """Return, for CPUs, gates (N, 4H) that hold the input projections, and W.T.
 
     The GRU's q has no input projection and holds its bias. The input projection of g or n is
@@ -190,16 +190,16 @@ def prefill_gates(by_token, by_step, tokens, sizes, weight, bias):
     G, H = weight.shape
     scale = weight.new_ones(G)
     scale[2 * H : 3 * H] = -2  # inputs of tanh
-    by_step = (by_step * scale)[:, None]
+    x_step = (x_step * scale)[:, None]
     if sizes[0] != sizes[-1]:
-        by_step = by_step.repeat_interleave(torch.tensor(sizes), 0)
-    batch = sum(sizes) // len(by_step)  # B, or 1 if step sizes differ
-    gates = weight.new_empty(len(by_step), batch, 4 * H)  # (T, B, 4H) or (N, 1, 4H)
+        x_step = x_step.repeat_interleave(torch.tensor(sizes), 0)
+    batch = sum(sizes) // len(x_step)  # B, or 1 if step sizes differ
+    gates = weight.new_empty(len(x_step), batch, 4 * H)  # (T, B, 4H) or (N, 1, 4H)
     inputs = gates[:, :, -G:]
-    token_part = (by_token * scale).index_select(0, tokens).view(-1, batch, G)
+    token_part = (x_token * scale).index_select(0, tokens).view(-1, batch, G)
     n = len(token_part)
-    torch.add(token_part, by_step[:n], out=inputs[:n])
-    inputs[n:] = by_step[n:]
+    torch.add(token_part, x_step[:n], out=inputs[:n])
+    inputs[n:] = x_step[n:]
     weight_T = weight.T.contiguous()
     if G == 4 * H:
         weight_T = weight_T * scale  # not in place: it may alias the parameter
@@ -209,34 +209,34 @@ def prefill_gates(by_token, by_step, tokens, sizes, weight, bias):
 
 
 class RecurrentScan(torch.autograd.Function):
-    """Run a GRU or LSTM: weight (G, H), bias (H,), by_token (U, G), ... -> h (N, H).
+    """Run a GRU or LSTM: weight (G, H), bias (H,), x_token (U, G), ... -> h (N, H).
 
-    Only the GRU reads `bias`, in q; the LSTM's bias is part of by_step.
+    Only the GRU reads `bias`, in q; the LSTM's bias is part of x_step.
     """
 
     @staticmethod
-    def forward(ctx, cell, weight, bias, by_token, by_step, tokens, sizes, compiled):
+    def forward(ctx, cell, weight, bias, x_token, x_step, tokens, sizes, compiled):
         # Detach to avoid recompilation
-        inputs = weight, bias, by_token, by_step
-        weight, bias, by_token, by_step = (x.detach() for x in inputs)
+        inputs = weight, bias, x_token, x_step
+        weight, bias, x_token, x_step = (x.detach() for x in inputs)
         (G, H), N = weight.shape, sum(sizes)
         cpu = on_cpu(weight)
         state = weight.new_empty(N, H)
-        h = state if cpu and cell is GRUCell else by_token.new_empty(N, H)
+        h = state if cpu and cell is GRUCell else x_token.new_empty(N, H)
         s_c = torch.empty_like(h) if cpu and cell is LSTMCell else h  # else unused
-        weight_cast = weight.to(by_token.dtype)
+        weight_cast = weight.to(x_token.dtype)
         extra = []  # further arguments of `step`, for each step
         if cpu:
-            gates, weight_T = prefill_gates(by_token, by_step, tokens, sizes, weight, bias)
+            gates, weight_T = init_gates(x_token, x_step, tokens, sizes, weight, bias)
             products, step = gates[:, :G].split(sizes), cell.step_in_place
             if cell is LSTMCell:
                 extra = [x.split(sizes) for x in (gates, h, s_c)]
         else:
-            gates, weight_T = by_token.new_empty(N, 4 * H), weight_cast.T
-            products = first_rows(by_token.new_zeros(sizes[0], G), sizes)
-            step = partial(maybe_compile(forward_step, compiled), cell, by_token, bias)
+            gates, weight_T = x_token.new_empty(N, 4 * H), weight_cast.T
+            products = first_rows(x_token.new_zeros(sizes[0], G), sizes)
+            step = partial(maybe_compile(forward_step, compiled), cell, x_token, bias)
             step_tokens = tokens.tensor_split([*accumulate(sizes[:-1])])
-            extra = [products, by_step, step_tokens, h.split(sizes)]
+            extra = [products, x_step, step_tokens, h.split(sizes)]
         gate_views, prev = split_gates(gates, sizes), previous_states(state, sizes)
         h_prev = previous_rows(h, sizes)
         for t, arguments in enumerate(zip(gate_views, prev, state.split(sizes), *extra)):
@@ -245,7 +245,7 @@ class RecurrentScan(torch.autograd.Function):
                 products[t].addmm_(h_prev[t - 1], weight_T, beta=int(cpu))
             step(*arguments)
         ctx.save_for_backward(gates, state, h, s_c, tokens, weight_cast)
-        ctx.settings = cell, sizes, compiled, len(by_token)
+        ctx.settings = cell, sizes, compiled, len(x_token)
         return h
 
     @staticmethod
@@ -283,7 +283,7 @@ class RecurrentScan(torch.autograd.Function):
 
 
 def input_gradients(d_x, tokens, sizes, U, dtype):
-    """Return the gradients of by_token and by_step from that of their sum."""
+    """Return the gradients of x_token and x_step from that of their sum."""
     if sizes[-1] == sizes[0]:
         d_by_step = d_x.unflatten(0, (-1, sizes[0])).sum(1)
     else:

@@ -68,11 +68,10 @@ def mean_and_squared_stderr(sample):
 
 # -- Multiple tests
 def claim_p_values(estimates):
-    """Return the p-values of "all contrasts are positive" and of "any contrast is negative".
+    """Return p-values for the alternatives "all contrasts are positive", "any is negative".
 
-    The first is the largest p-value of "a contrast is positive" (an intersection-union test).
-    The second is the smallest p-value of "a contrast is negative", Bonferroni-corrected. Both
-    are doubled, as for two-sided tests.
+    The first is the largest over contrasts (an intersection-union test). The second is the
+    smallest, Bonferroni-corrected. Both are doubled, as for two-sided tests.
     """
     p_below = min(x.p_below for x in estimates)
     return 2 * (1 - p_below), 2 * p_below * len(estimates)

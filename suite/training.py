@@ -104,14 +104,14 @@ class Trainer:
 
     def train_on(self, batch):
         """Take a step and add to the sums; no synchronisation, as CUDA graphs require."""
-        logits_to_grad_ = graphs.maybe_compile(common.logits_to_grad_, self.engine.compiled)
+        loss_and_grad_ = graphs.maybe_compile(common.loss_and_grad_, self.engine.compiled)
         loss, accuracy = common.train_step(
             self.model,
             self.engine.features,
             batch,
             self.optimizer,
             self.args.clip,
-            logits_to_grad_,
+            loss_and_grad_,
         )
         self.sums["loss"] += loss
         self.sums["accuracy"] += accuracy
