@@ -86,17 +86,17 @@ def make_result(trial, content, figure):
         seconds=finite_float(content["seconds"]),
         processes=(*map(dict, content.get("earlier", [])), content),
     )
-    by_label, curves = {}, []
+    values, curves = {}, []
     for label, metric in figure.metrics.items():
         with contextlib.suppress(KeyError):  # the trial lacks this metric
             x = metric(result) if callable(metric) else result.metrics[metric]
-            by_label[label] = finite_float(x)
+            values[label] = finite_float(x)
             if "accuracy" in label and not 0 <= x <= 1:
                 raise UsageError(f"{label} {x} is not in [0, 1]")
     with contextlib.suppress(KeyError):
         for panel, points in figure.curves(result) if figure.curves else ():
             curves.append((clean(panel), {x: finite_float(y) for x, y in points.items()}))
-    return result._replace(by_label=by_label, curves=curves)
+    return result._replace(values=values, curves=curves)
 
 
 def load_results(task_class, name, args):

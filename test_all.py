@@ -1385,7 +1385,7 @@ def make_results(cells):
             result = Result(flags | {"seed": seed})
             if accuracy is not None:
                 config = {"vocab": 16} | result.flags
-                result = result._replace(config=config, by_label={"token accuracy": accuracy})
+                result = result._replace(config=config, values={"token accuracy": accuracy})
             found.append(result)
     return found
 
@@ -1475,7 +1475,7 @@ def test_summaries_over_the_vocabulary_by_hand():
         runs = of_vocabularies({4: a, 8: b, 16: c})
         assert_close(K95.evaluate(runs), expected, 1e-9)
         assert lines_of(runs, summaries=(K95,))[-1] == f"|{text}"
-    del runs[-1].by_label["token accuracy"]
+    del runs[-1].values["token accuracy"]
     assert K95.evaluate(runs) is None, "a trial without token accuracy"
     runs = of_vocabularies({16: 0.6, 4: 1.0, 32: 0.5})  # at 4, 2 and 5 in log2
     assert_close(MEAN_ACCURACY.evaluate(runs), (2 * 0.8 + 0.55) / 3, 1e-9)
@@ -1579,7 +1579,7 @@ def readme_cells(results, **flags):
     cells = []
     for pe in WITH_CONSTANT:
         found = matching(results, dict(pe=pe, **flags))
-        cells.append(f"{np.mean([result.by_label['token accuracy'] for result in found]):.0%}")
+        cells.append(f"{np.mean([result.values['token accuracy'] for result in found]):.0%}")
     return "|".join(cells)
 
 
@@ -1608,7 +1608,7 @@ def test_readme_claims_match_results_page():
     texts = RESULTS.replace("section4.1", "section41").split("\n### ")
     sections = {text.split("\n")[0].replace(".py ", "py-"): text for text in texts}
     links = re.findall(r"(?m)^\|.*(\[.*)\(RESULTS.md#(.*?)\)(.*)", README)
-    assert len(links) == 12
+    assert len(links) == 13
     for text, link, rest in links:
         found = re.findall(r"\d+\.\d+", sections[link])
         known = {

@@ -40,8 +40,8 @@ class Metric(NamedTuple):
     def evaluate(self, results):
         """Return the value, or None if trials are missing or a summary has fewer than three."""
         if not self.across:
-            return results[0].by_label.get(self.label)
-        complete = all("token accuracy" in result.by_label for result in results)
+            return results[0].values.get(self.label)
+        complete = all("token accuracy" in result.values for result in results)
         return self.compute(results) if complete and len(results) > 2 else None
 
 
@@ -127,7 +127,7 @@ class Result(NamedTuple):
     folder: Path | None = None
     seconds: float = 0.0  # training time
     processes: tuple = ()  # provenance of each process that trained it
-    by_label: dict = {}  # {label: value} of Figure.metrics, where available
+    values: dict = {}  # {label: value} of Figure.metrics, where available
     curves: tuple = ()  # those of Figure.curves
 
     @property
@@ -235,7 +235,7 @@ class RightCensored(float):
 
 def accuracies_over(flag, results):
     """Return the flag's values, in ascending order, and the token accuracy at each."""
-    return zip(*sorted((r.flags[flag], r.by_label["token accuracy"]) for r in results))
+    return zip(*sorted((r.flags[flag], r.values["token accuracy"]) for r in results))
 
 
 def crossing(xs, ys, threshold):

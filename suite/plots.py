@@ -66,7 +66,7 @@ def lines_of(figure, result):
             yield figure.y, ", ".join(filter(None, [model, panel])), encoding, points
         return
     x = x_value(figure, result)
-    for metric, y in result.by_label.items():
+    for metric, y in result.values.items():
         if metric == LOG_ODDS:  # only in tables
             continue
         yield metric, model, encoding, {x: y}
