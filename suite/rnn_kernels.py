@@ -7,8 +7,8 @@ Rows are packed as in torch's PackedSequence: those of step 0, then those of ste
 `sizes`, which torch calls batch_sizes, has the number of rows of each step. The first size is
 B, and sizes never increase from step to step. Their sum is N. The initial state is zero.
 
-    x_token (U, G)  input projection of each of U tokens (G = 4H; GRU: 3H)
-    x_step (T, G)   input projection of each time step: positional encoding, bias, command
+    x_token (U, G)   input projection of each of U tokens (G = 4H; GRU: 3H)
+    x_step (T, G)    input projection of each time step: positional encoding, bias, command
     tokens (m,)      indices into x_token for the first m rows; later rows have x_step alone
     gates (N, 4H)    LSTM: i f g o; W h_prev and the input projection are added to all columns.
                      GRU: q r z n; W h_prev is added to q r z, the input projection to r z n
