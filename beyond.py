@@ -167,7 +167,7 @@ add_figure(
 )
 
 
-# -- Variants of Fig. 2: exploratory, except the preregistered fig2-new-seeds and fig2-k8-gru-2x
+# -- Variants of Fig. 2; those with claims are preregistered: PROTOCOLS.md
 def gain_contrasts(model, flag, large, small, **setting):
     """Return Contrasts of PE's gain at two values of `flag`, over no PE and the control."""
     plus, minus = ({"model": model, **setting, flag: value} for value in (large, small))

@@ -285,14 +285,14 @@ class RecurrentScan(torch.autograd.Function):
 def input_gradients(d_x, tokens, sizes, U, dtype):
     """Return the gradients of x_token and x_step from that of their sum."""
     if sizes[-1] == sizes[0]:
-        d_by_step = d_x.unflatten(0, (-1, sizes[0])).sum(1)
+        d_x_step = d_x.unflatten(0, (-1, sizes[0])).sum(1)
     else:
-        d_by_step = torch.stack([d.sum(0) for d in d_x.split(sizes)])
+        d_x_step = torch.stack([d.sum(0) for d in d_x.split(sizes)])
     # Faster than index_add_, whose CUDA additions to repeated rows are serialised
-    d_by_token = torch.ops.aten.embedding_dense_backward(
+    d_x_token = torch.ops.aten.embedding_dense_backward(
         d_x[: len(tokens)].to(dtype), tokens, U, -1, False
     )
-    return d_by_token, d_by_step
+    return d_x_token, d_x_step
 
 
 def recurrent_parameters(layer):
