@@ -272,6 +272,14 @@ add_figure(
     ),
 )
 
+add_figure(
+    "fig2-gains",
+    "Gain from PE in reversal, L = 16 and 32",
+    fig2_grid(**FIG2_DESK, seed=range(5, 14))
+    + fig2_grid([16, 64, 256], [64, 256, 1024], length=16),
+    x="gain",
+)
+
 length_contrasts = []
 for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256):
     length_contrasts += gain_contrasts(model, "length", 32, 16, vocab=K)

@@ -109,6 +109,7 @@ class Figure(NamedTuple):
     note: str = ""
     # x axis of the plots. If x is a flag, each encoding has a line. If x is ("pe", flag, ...),
     # each combination of the flags' values is a category; x = "pe" has a single category.
+    # x = "gain": the differences PE - no PE and PE - control of all cells.
     # With `curves`, x is only the label of the axis
     x: str | tuple = "vocab"
     # Result -> iterable of (panel, {x: y}); titles are the model and, if not empty, the panel

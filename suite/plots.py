@@ -14,8 +14,17 @@ import numpy as np
 
 from common import ENCODINGS
 from suite import files
-from suite.figures import LOG_ODDS, cell_labels, chance, model_label
+from suite.figures import (
+    LOG_ODDS,
+    as_metric,
+    cell_labels,
+    chance,
+    evaluate_metric,
+    matching,
+    model_label,
+)
 from suite.stats import estimate
+from suite.tables import cells_of, default_contrasts, estimate_contrast, key_flags
 
 # Encodings have the same colour and marker in all plots; those that a script adds come last.
 # The palette is safe for colour-blind readers
@@ -76,8 +85,49 @@ def lines_of(figure, result):
 
 # -- Drawing
 def plot(figure, results, path):
-    """Write an SVG with a panel per metric and model, or per set of curves; four per row."""
-    import matplotlib.figure
+    """Write an SVG of a figure."""
+    import matplotlib
+
+    with matplotlib.rc_context(RC_PARAMS):
+        draw = draw_gains if figure.x == "gain" else draw_panels
+        fig = draw(figure, results)
+        if not fig.axes:
+            return
+        fig.suptitle(figure.title)
+        add_legend(fig)
+        svg = io.BytesIO()
+        fig.savefig(svg, format="svg", metadata={"Date": None})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, svg.getvalue(), durable=False)
+
+
+def draw_gains(figure, results):
+    """Draw PE's differences from no PE and the control with 95% CIs, one row per cell."""
+    from matplotlib.figure import Figure
+
+    values = evaluate_metric(results, as_metric(next(iter(figure.metrics))))
+    cells = cells_of(values, key_flags(figure, values))
+    fig = Figure((7, 0.22 * len(cells) + 1.2), layout="constrained")
+    ax = fig.add_subplot(xlabel="difference in token accuracy")
+    ax.axvline(0, **THIN_LINE)
+    ax.set_yticks(range(len(cells)), [", ".join(cell_labels(cell)) for cell in cells])
+    ax.invert_yaxis()
+    for number, contrast in enumerate(default_contrasts(values)):
+        estimates = [estimate_contrast(contrast, matching(values, cell)) for cell in cells]
+        ax.errorbar(
+            [x.value for x in estimates],
+            [row + 0.3 * number - 0.15 for row in range(len(cells))],
+            xerr=[x.margin for x in estimates],
+            fmt=MARKERS[number],
+            color=COLORS.split()[number],
+            label=contrast.label,
+        )
+    return fig
+
+
+def draw_panels(figure, results):
+    """Draw a panel per metric and model, or per set of curves; four per row."""
+    from matplotlib.figure import Figure
 
     panels = defaultdict(lambda: defaultdict(list))  # {(metric, title): panel}
     chances = defaultdict(dict)
@@ -87,34 +137,27 @@ def plot(figure, results, path):
                 panels[metric, title][encoding, x].append(y)
                 if metric.endswith("accuracy"):
                     chances[metric, title][x] = chance(result)
+    fig = Figure(layout="constrained")
     if not panels:
-        return
+        return fig
     metrics, titles = map(dict.fromkeys, zip(*panels))
     encodings = dict.fromkeys([*ENCODINGS, *(result.flags["pe"] for result in results)])
     styles = dict(zip(encodings, itertools.cycle(zip(COLORS.split(), MARKERS))))
     n_columns = min(4, len(titles))
     n_rows = math.ceil(len(metrics) * len(titles) / n_columns)
+    fig.set_size_inches(max(7, 2.8 * n_columns), 2.4 * n_rows + 1)
     axes = {}  # {metric: its latest Axes}, to share the y range
-    with matplotlib.rc_context(RC_PARAMS):
-        size = max(7, 2.8 * n_columns), 2.4 * n_rows + 1
-        fig = matplotlib.figure.Figure(size, layout="constrained")
-        for position, key in enumerate(itertools.product(metrics, titles), 1):
-            if key in panels:
-                metric, title = key
-                counts = sorted({len(ys) for ys in panels[key].values()})
-                n = " or ".join(map(str, counts))
-                ax = axes[metric] = fig.add_subplot(
-                    n_rows, n_columns, position, sharey=axes.get(metric)
-                )
-                ax.set_title(f"{title} (n = {n})")
-                draw_panel(ax, figure, panels[key], styles, chances[key])
-                label_y(ax, metric, results[0].config.get("length"))
-        fig.suptitle(figure.title)
-        add_legend(fig)
-        svg = io.BytesIO()
-        fig.savefig(svg, format="svg", metadata={"Date": None})
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, svg.getvalue(), durable=False)
+    for position, key in enumerate(itertools.product(metrics, titles), 1):
+        if key in panels:
+            metric, title = key
+            n = " or ".join(map(str, sorted({len(ys) for ys in panels[key].values()})))
+            ax = axes[metric] = fig.add_subplot(
+                n_rows, n_columns, position, sharey=axes.get(metric)
+            )
+            ax.set_title(f"{title} (n = {n})")
+            draw_panel(ax, figure, panels[key], styles, chances[key])
+            label_y(ax, metric, results[0].config.get("length"))
+    return fig
 
 
 def label_y(ax, metric, length):
