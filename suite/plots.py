@@ -23,7 +23,7 @@ from suite.figures import (
     matching,
     model_label,
 )
-from suite.stats import estimate
+from suite.stats import ALPHA, claim_p_values, estimate, holm
 from suite.tables import cells_of, default_contrasts, estimate_contrast, key_flags
 
 # Encodings have the same colour and marker in all plots; those that a script adds come last.
@@ -102,7 +102,10 @@ def plot(figure, results, path):
 
 
 def draw_gains(figure, results):
-    """Draw PE's differences from no PE and the control with 95% CIs, one row per cell."""
+    """Draw PE's differences from no PE and the control with 95% CIs, one row per cell.
+
+    Cells in which they are not both significant are pale (Holm's correction over all cells).
+    """
     from matplotlib.figure import Figure
 
     values = evaluate_metric(results, as_metric(next(iter(figure.metrics))))
@@ -112,16 +115,18 @@ def draw_gains(figure, results):
     ax.axvline(0, **THIN_LINE)
     ax.set_yticks(range(len(cells)), [", ".join(cell_labels(cell)) for cell in cells])
     ax.invert_yaxis()
-    for number, contrast in enumerate(default_contrasts(values)):
-        estimates = [estimate_contrast(contrast, matching(values, cell)) for cell in cells]
-        ax.errorbar(
-            [x.value for x in estimates],
-            [row + 0.3 * number - 0.15 for row in range(len(cells))],
-            xerr=[x.margin for x in estimates],
-            fmt=MARKERS[number],
-            color=COLORS.split()[number],
-            label=contrast.label,
-        )
+    contrasts = default_contrasts(values)
+    rows = [
+        [estimate_contrast(contrast, matching(values, cell)) for contrast in contrasts]
+        for cell in cells
+    ]
+    p_values = holm([min(claim_p_values(estimates)) for estimates in rows])
+    # Significant rows last, for the legend
+    for p, y, estimates in sorted(zip(p_values, itertools.count(), rows), reverse=True):
+        styles = zip(estimates, contrasts, MARKERS, COLORS.split(), (y - 0.15, y + 0.15))
+        for x, contrast, marker, color, height in styles:
+            options = dict(color=color, label=contrast.label, alpha=1 if p <= ALPHA else 0.3)
+            ax.errorbar(x.value, height, xerr=x.margin, fmt=marker, **options)
     return fig
 
 
