@@ -43,6 +43,7 @@ LABELS = {  # in legends and on axes
     "pe": "encoding",
     "edit distance": "edit distance\n(out of {}; lower is better)",
 }
+LEGEND_TITLE = "mean over n seeds, 95% CI (Student's t)"
 THIN_LINE = dict(color="#666666", linewidth=0.7)
 RC_PARAMS = {
     "font.size": 8,
@@ -94,7 +95,7 @@ def plot(figure, results, path):
         if not fig.axes:
             return
         fig.suptitle(figure.title)
-        add_legend(fig)
+        add_legend(fig, "95% CI (Welch)" if figure.x == "gain" else LEGEND_TITLE)
         svg = io.BytesIO()
         fig.savefig(svg, format="svg", metadata={"Date": None})
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +230,7 @@ def draw_samples(ax, samples, width, color, marker, label):
             ax.scatter(x + width * np.linspace(-0.3, 0.3, len(ys)), ys, 4, color, alpha=0.5)
 
 
-def add_legend(fig):
+def add_legend(fig, title):
     handles = {}
     for ax in fig.axes:
         ax_handles, labels = ax.get_legend_handles_labels()
@@ -237,7 +238,7 @@ def add_legend(fig):
     fig.legend(
         handles.values(),
         handles,
-        title="mean over n seeds, 95% CI (Student's t)",
+        title=title,
         loc="outside lower center",
         ncols=5,
         frameon=False,
