@@ -1562,6 +1562,10 @@ def test_figure_is_plotted():
     run_cli(0, f"'{HERE}/reverse.py' fig2 --scale smoke", report)
     (picture,) = Path().rglob("*.svg")
     assert ">LSTM (n = 1)</text>" in picture.read_text()
+    trials = [(arm | {"vocab": K}, xs[: K - 5]) for K in (7, 8) for arm, xs in ARMS]
+    plots.plot(Figure("", {}, x="gain"), make_results(trials), picture)
+    text = picture.read_text()
+    assert ">K = 8<" in text and ">K = 7<" not in text  # too few seeds
 
 
 def test_results_page_is_up_to_date():

@@ -110,20 +110,20 @@ def draw_gains(figure, results):
     from matplotlib.figure import Figure
 
     values = evaluate_metric(results, as_metric(next(iter(figure.metrics))))
-    cells = cells_of(values, key_flags(figure, values))
-    fig = Figure((7, 0.22 * len(cells) + 1.2), layout="constrained")
+    contrasts, rows = default_contrasts(values), {}
+    for cell in cells_of(values, key_flags(figure, values)):
+        selected = matching(values, cell)
+        estimates = [estimate_contrast(contrast, selected) for contrast in contrasts]
+        if estimates and None not in estimates:
+            rows[", ".join(cell_labels(cell))] = estimates
+    fig = Figure((7, 0.22 * len(rows) + 1.2), layout="constrained")
     ax = fig.add_subplot(xlabel="difference in token accuracy")
     ax.axvline(0, **THIN_LINE)
-    ax.set_yticks(range(len(cells)), [", ".join(cell_labels(cell)) for cell in cells])
+    ax.set_yticks(range(len(rows)), rows)
     ax.invert_yaxis()
-    contrasts = default_contrasts(values)
-    rows = [
-        [estimate_contrast(contrast, matching(values, cell)) for contrast in contrasts]
-        for cell in cells
-    ]
-    p_values = holm([min(claim_p_values(estimates)) for estimates in rows])
-    # Significant rows last, for the legend
-    for p, y, estimates in sorted(zip(p_values, itertools.count(), rows), reverse=True):
+    p_values = holm([min(claim_p_values(estimates)) for estimates in rows.values()])
+    ordered = sorted(zip(p_values, itertools.count(), rows.values()), reverse=True)
+    for p, y, estimates in ordered:  # significant rows last, for the legend
         styles = zip(estimates, contrasts, MARKERS, COLORS.split(), (y - 0.15, y + 0.15))
         for x, contrast, marker, color, height in styles:
             options = dict(color=color, label=contrast.label, alpha=1 if p <= ALPHA else 0.3)
