@@ -43,7 +43,6 @@ LABELS = {  # in legends and on axes
     "pe": "encoding",
     "edit distance": "edit distance\n(out of {}; lower is better)",
 }
-LEGEND_TITLE = "mean over n seeds, 95% CI (Student's t)"
 THIN_LINE = dict(color="#666666", linewidth=0.7)
 RC_PARAMS = {
     "font.size": 8,
@@ -87,28 +86,31 @@ def lines_of(figure, result):
 # -- Drawing
 def plot(figure, results, path):
     """Write an SVG of a figure."""
-    import matplotlib
+    import matplotlib.figure
 
     with matplotlib.rc_context(RC_PARAMS):
-        draw = draw_gains if figure.x == "gain" else draw_panels
-        fig = draw(figure, results)
+        fig = matplotlib.figure.Figure(layout="constrained")
+        if figure.x == "gain":
+            draw_gains(fig, figure, results)
+            legend_title = "95% CI (Welch)"
+        else:
+            draw_panels(fig, figure, results)
+            legend_title = "mean over n seeds, 95% CI (Student's t)"
         if not fig.axes:
             return
         fig.suptitle(figure.title)
-        add_legend(fig, "95% CI (Welch)" if figure.x == "gain" else LEGEND_TITLE)
+        add_legend(fig, legend_title)
         svg = io.BytesIO()
         fig.savefig(svg, format="svg", metadata={"Date": None})
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, svg.getvalue(), durable=False)
 
 
-def draw_gains(figure, results):
+def draw_gains(fig, figure, results):
     """Draw PE's differences from no PE and the control with 95% CIs, one row per cell.
 
     Cells in which they are not both significant are pale (Holm's correction over all cells).
     """
-    from matplotlib.figure import Figure
-
     values = evaluate_metric(results, as_metric(next(iter(figure.metrics))))
     contrasts, rows = default_contrasts(values), {}
     for cell in cells_of(values, key_flags(figure, values)):
@@ -116,7 +118,7 @@ def draw_gains(figure, results):
         estimates = [estimate_contrast(contrast, selected) for contrast in contrasts]
         if estimates and None not in estimates:
             rows[", ".join(cell_labels(cell))] = estimates
-    fig = Figure((7, 0.22 * len(rows) + 1.2), layout="constrained")
+    fig.set_size_inches(7, 0.22 * len(rows) + 1.2)
     ax = fig.add_subplot(xlabel="difference in token accuracy")
     ax.axvline(0, **THIN_LINE)
     ax.set_yticks(range(len(rows)), rows)
@@ -128,13 +130,10 @@ def draw_gains(figure, results):
         for x, contrast, marker, color, height in styles:
             options = dict(color=color, label=contrast.label, alpha=1 if p <= ALPHA else 0.3)
             ax.errorbar(x.value, height, xerr=x.margin, fmt=marker, **options)
-    return fig
 
 
-def draw_panels(figure, results):
+def draw_panels(fig, figure, results):
     """Draw a panel per metric and model, or per set of curves; four per row."""
-    from matplotlib.figure import Figure
-
     panels = defaultdict(lambda: defaultdict(list))  # {(metric, title): panel}
     chances = defaultdict(dict)
     for result in results:
@@ -143,9 +142,8 @@ def draw_panels(figure, results):
                 panels[metric, title][encoding, x].append(y)
                 if metric.endswith("accuracy"):
                     chances[metric, title][x] = chance(result)
-    fig = Figure(layout="constrained")
     if not panels:
-        return fig
+        return
     metrics, titles = map(dict.fromkeys, zip(*panels))
     encodings = dict.fromkeys([*ENCODINGS, *(result.flags["pe"] for result in results)])
     styles = dict(zip(encodings, itertools.cycle(zip(COLORS.split(), MARKERS))))
@@ -163,7 +161,6 @@ def draw_panels(figure, results):
             ax.set_title(f"{title} (n = {n})")
             draw_panel(ax, figure, panels[key], styles, chances[key])
             label_y(ax, metric, results[0].config.get("length"))
-    return fig
 
 
 def label_y(ax, metric, length):
