@@ -26,6 +26,7 @@ from delayed_add import ablation_figure
 from reverse import (
     FIG2_DESK,
     FIG13_ENCODINGS,
+    MORE_TRAINING,
     Reverse,
     fig2_grid,
     random_and_learned_contrasts,
@@ -191,28 +192,34 @@ def gain_growth(*pairs):
     ]
 
 
+MODELS = "gru", "lstm", "s4d"
+K95_CLAIM = Claim("Post hoc: PE raises K95", K95)
 add_figure(
     "fig2-l16",
     "Reversal, shorter inputs (L = 16)",
     fig2_grid([16, 64, 256], [64, 256, 1024]),
     metrics=ACCURACY_AND_EDITS | ACCURACY_AND_LOG_ODDS,
     summaries=[K95],
+    claims=[K95_CLAIM],
     contrasts=gain_growth(
         ("gru", 256, 16), ("gru", 256, 64), ("lstm", 1024, 64), ("s4d", 1024, 64)
     ),
 )
+LONGER_CLAIM = Claim("Post hoc: PE helps after longer training")
 add_figure(
     "fig2-l16-2x",
     "Reversal, shorter inputs (L = 16), 2x",
     fig2_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
+    claims=[LONGER_CLAIM],
 )
-SMALL_VOCAB = dict(model="gru", vocab=8)
 add_figure(
     "fig2-k8-gru-2x",
     "Reversal, small vocabulary (K = 8, L = 32), 2x",
-    grid(**SMALL_VOCAB, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)),
-    claims=[Claim("Small vocabulary, 2x", "token accuracy", SMALL_VOCAB)],
+    grid(
+        model="gru", vocab=8, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)
+    ),
+    claims=[Claim("Small vocabulary, 2x"), LONGER_CLAIM],
     plot=False,
 )
 SMALL_VOCAB_LSTM = dict(model="lstm", vocab=8)
@@ -221,10 +228,7 @@ add_figure(
     "Reversal, small vocabulary (LSTM, K = 8, L = 32)",
     grid(**SMALL_VOCAB_LSTM, length=32, pe=WITH_CONSTANT, seed=range(5, 10)),
     metrics=ACCURACY_AND_LOG_ODDS,
-    claims=[
-        Claim("Small vocabulary, LSTM", metric, SMALL_VOCAB_LSTM)
-        for metric in ACCURACY_AND_LOG_ODDS
-    ],
+    claims=[Claim("Small vocabulary, LSTM", metric) for metric in ACCURACY_AND_LOG_ODDS],
     plot=False,
 )
 add_figure(
@@ -247,10 +251,7 @@ add_figure(
     "fig2-new-seeds",
     "Reversal, L = 32, seeds 11 to 13",
     fig2_grid(**FIG2_DESK, seed=range(11, 14)),
-    claims=[
-        Claim(LONGER_FAMILY, MEAN_ACCURACY, dict(model=model))
-        for model in ("gru", "lstm", "s4d")
-    ],
+    claims=[Claim(LONGER_FAMILY, MEAN_ACCURACY)],
     metrics=ACCURACY_AND_EDITS,
     summaries=K_SUMMARIES,
 )
@@ -262,6 +263,7 @@ add_figure(
     fig2_grid(**FIG2_DESK, seed=range(5, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
     summaries=K_SUMMARIES,
+    claims=[K95_CLAIM],
     contrasts=gain_growth(
         ("gru", 32, 4),
         ("gru", 32, 8),
@@ -277,6 +279,7 @@ add_figure(
     "Gain from PE in reversal, L = 16 and 32",
     fig2_grid(**FIG2_DESK, seed=range(5, 14))
     + fig2_grid([16, 64, 256], [64, 256, 1024], length=16),
+    claims=[Claim("Post hoc: PE helps reversal")],
     x="gain",
 )
 
@@ -338,6 +341,8 @@ for model, run in LONG_RUNS.items():
     long_trials += grid(**flags, pe="constant", lr=run.baseline_lr, iterations=budgets[-1])
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[-1])
     long_claims.append(Claim(LONGER_FAMILY, "token accuracy", cell))
+    if model != "gru":  # its baselines collapse at this rate
+        long_claims.append(LONGER_CLAIM._replace(cell=cell))
 
     shorter, longest = run.multiples[-2:]
     none = dict(model=model, pe="none")
@@ -379,25 +384,35 @@ add_figure(
 
 
 # -- Can more training replace PE? Trials of other figures
-def add_budget_figure(name, length, trials, note=""):
-    """Add a figure with contrasts of no PE at the longest budget and PE at the shortest."""
+def budget_contrast(model, longer, shorter):
+    """Return the Contrast of no PE at the longer budget and PE at the shorter."""
+    return Contrast(
+        f"{model.upper()}: no PE at {longer // shorter}x - PE at 1x",
+        dict(model=model, pe="none", iterations=longer),
+        dict(model=model, pe="sin", iterations=shorter),
+    )
+
+
+def add_budget_figure(name, length, trials, claimed=MODELS, note=""):
+    """Add a figure with contrasts of no PE at the longest budget and PE at the shortest.
+
+    Those of the models in `claimed` are claims.
+    """
     contrasts = []
-    for model in ("gru", "lstm", "s4d"):
+    for model in MODELS:
         budgets = [trial["iterations"] for trial in trials if trial["model"] == model]
-        multiple = max(budgets) // min(budgets)
-        contrasts.append(
-            Contrast(
-                f"{model.upper()}: no PE at {multiple}x - PE at 1x",
-                dict(model=model, pe="none", iterations=max(budgets)),
-                dict(model=model, pe="sin", iterations=min(budgets)),
-            )
-        )
+        contrasts.append(budget_contrast(model, max(budgets), min(budgets)))
     add_figure(
         name,
         f"Can more training replace PE? (L = {length})",
         [trial for trial in trials if trial["pe"] != "constant"],
         summaries=SPEED_UPS,
         contrasts=contrasts,
+        claims=[
+            Claim(MORE_TRAINING, "token accuracy", {}, contrast)
+            for model, contrast in zip(MODELS, contrasts)
+            if model in claimed
+        ],
         tuned=["lr"],
         note=note,
         x="iterations",
@@ -413,6 +428,7 @@ add_budget_figure(
     + SAME_LR_GRU
     # Not the GRU's, which collapse at 4x with their tuned learning rate
     + [trial for trial in long_trials if trial["model"] != "gru"],
+    claimed=["gru", "s4d"],
     note="Learning rate of the LSTM: 3e-3, with PE 6e-3.",
 )
 SHORT = dict(length=16, pe=NONE_AND_PE)
@@ -432,6 +448,7 @@ add_figure(
     "longer-training-same-lr",
     "GRU at 4x: learning rate 3e-3 for all encodings",
     SAME_LR_GRU,
+    claims=[LONGER_CLAIM],
     plot=False,
 )
 add_figure(
@@ -448,6 +465,20 @@ add_figure(
     "longer-training-tuned",
     "LSTM at 4x: learning rates tuned at 4x",
     TUNED_LSTM,
+    claims=[LONGER_CLAIM],
+    tuned=["lr"],
+    plot=False,
+)
+TUNED_CONTRASTS = [budget_contrast(model, 120_000, 30_000) for model in ("gru", "lstm")]
+add_figure(
+    "training-vs-pe-tuned",
+    "Can more training replace PE? (L = 32, best learning rates of no PE at 4x and PE at 1x)",
+    [trial for trial in GRU_BASELINES + TUNED_LSTM if trial["pe"] == "none"]
+    + [
+        trial for trial in long_trials if trial["pe"] == "sin" and trial["iterations"] == 30_000
+    ],
+    contrasts=TUNED_CONTRASTS,
+    claims=[Claim(MORE_TRAINING, "token accuracy", {}, TUNED_CONTRASTS[1])],  # not the GRU's
     tuned=["lr"],
     plot=False,
 )

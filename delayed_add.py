@@ -17,6 +17,7 @@ from suite.figures import (
     NONE_AND_PE,
     WITH_CONSTANT,
     WITH_CONTROLS,
+    Claim,
     Contrast,
     Figure,
     encoding_contrast,
@@ -42,6 +43,7 @@ class DelayedAddition(Task):
         return Batch(sequences, (x.flip(1) + y) % self.vocab, slice(self.length, None))
 
 
+FIG7_CLAIM = Claim("Post hoc: PE helps delayed addition")
 SMALL_LSTM = dict(model="lstm", vocab=32, hidden=64, embed=64, lr=1e-2, iterations=3000)
 DelayedAddition.figures["fig7"] = Figure(
     "Reversal + delayed addition",
@@ -49,10 +51,12 @@ DelayedAddition.figures["fig7"] = Figure(
         "paper": grid(model="lstm", pe=NONE_AND_PE, vocab=[896, 960, 1024, 1088]),
         "desk": grid(model="lstm", pe=WITH_CONSTANT, vocab=[32, 64, 128]),
     },
+    claims=[FIG7_CLAIM],
 )
 DelayedAddition.figures["fig7-64-units"] = Figure(
     "Delayed addition, 64 units, 3,000 iterations",
     {"desk": grid(**SMALL_LSTM, pe=WITH_CONTROLS)},
+    claims=[FIG7_CLAIM],
 )
 DelayedAddition.figures["fig7-gru"] = Figure(
     "Delayed addition, GRU", {"paper": grid(model="gru", pe=NONE_AND_PE, vocab=896)}, x="pe"

@@ -17,7 +17,7 @@ import math
 import torch
 
 from common import Batch, UsageError, random_bits, scale_bits, splitmix64_mix, uniform_integers
-from suite.figures import NONE_AND_PE, WITH_CONSTANT, Figure, grid
+from suite.figures import NONE_AND_PE, WITH_CONSTANT, Claim, Figure, grid
 from suite.task import DESK, SMOKE, Task
 
 
@@ -76,6 +76,7 @@ Predecessor.figures["fig10"] = Figure(
         "desk": grid(model="lstm", pe=WITH_CONSTANT, vocab=[64, 1024]),
     },
     {"accuracy": "accuracy"},
+    claims=[Claim("Post hoc: PE helps predecessor queries", "accuracy")],
 )
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
 from suite.figures import Result, as_metric, finished_results
-from suite.tables import claims_table, contrast_table, make_caption, means_table
+from suite.tables import claims_of, claims_table, contrast_table, make_caption, means_table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
@@ -44,8 +44,8 @@ Means over seeds, ± or [ ]: 95% CI (Student's t), if n >= 3. Differences: [95% 
 (Welch's t-test, uncorrected; paired where marked). Censored: beyond the tested range, whose
 nearest value replaces it in the mean."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
-    "<!-- preregistered claims: made by python report.py --write, do not edit -->",
-    "<!-- end of preregistered claims -->",
+    "<!-- claims: made by python report.py --write, do not edit -->",
+    "<!-- end of claims -->",
     "<!-- all figures: made by python report.py --write, do not edit -->",
     "<!-- end of all figures -->",
 ]
@@ -213,9 +213,12 @@ def write_page(args):
     for task_class, name in figures_at(args.scale):
         results = load_results(task_class, name, args)
         link = f"#{task_class.script()} {name}".replace(".", "").replace(" ", "-")
-        claims += [(claim, link, results) for claim in task_class.figures[name].claims]
+        claims += [
+            (claim, link, results) for claim in claims_of(task_class.figures[name], results)
+        ]
         lines += section(task_class, name, results, args)
     lines += bench_lines(args.out)
+    claims.sort(key=lambda row: row[0].family.startswith("Post hoc"))  # preregistered first
     page = [handwritten[1], *claims_table(claims), handwritten[2], *lines, handwritten[3]]
     files.write(path, "\n".join(page).encode())
     files.write(Path(args.out, "trials.csv"), csv_text.encode())

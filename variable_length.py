@@ -22,7 +22,7 @@ from common import (
     uniform_integers,
 )
 from reverse import FIG13_ENCODINGS, PAPER_LSTM, Reverse, random_and_learned_contrasts
-from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Figure, grid
+from suite.figures import ACCURACY_AND_EDITS, NONE_AND_PE, WITH_DUP, Claim, Figure, grid
 from suite.task import Flag
 
 
@@ -116,6 +116,7 @@ VariableLength.figures["fig11"] = Figure(
         "desk": grid(**SMALL_REVERSAL_LSTM, pe=WITH_DUP, min_length=16),
     },
     ACCURACY_AND_EDITS,
+    claims=[Claim("Post hoc: PE helps at variable length")],
     x="input length",
     curves=length_curves,
 )

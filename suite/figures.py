@@ -80,11 +80,14 @@ def gain_difference(label, setting, reference, baseline="none", metric=""):
 
 
 class Claim(NamedTuple):
-    """A preregistered claim: PE exceeds no PE and the control, or `contrast` is positive."""
+    """A claim: PE exceeds no PE and the control, or `contrast` is positive.
+
+    It is preregistered unless its family says "Post hoc".
+    """
 
     family: str  # claims that are Holm-corrected together
-    metric: str | Metric
-    cell: dict  # flags that select its trials
+    metric: str | Metric = "token accuracy"
+    cell: dict | None = None  # flags that select its trials; default: one claim per cell
     contrast: Contrast | None = None
 
 

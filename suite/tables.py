@@ -1,4 +1,4 @@
-"""Tables of a figure's results: means, contrasts, and preregistered claims."""
+"""Tables of a figure's results: means, contrasts, and claims."""
 
 import itertools
 import operator
@@ -237,7 +237,7 @@ def contrast_table(figure, results, metrics):
     return align(rows)
 
 
-# -- Preregistered claims
+# -- Claims
 CLAIMS_HEADER = "claim", "no PE", "control", "PE", "difference [95% CI]", "p (Holm)", "outcome"
 
 
@@ -259,6 +259,18 @@ def claims_table(claims):
         yield ""
 
 
+def claims_of(figure, results):
+    """Yield a figure's claims, each of one cell that has trials without PE and with PE."""
+    keys = key_flags(figure, results)
+    for claim in figure.claims:
+        cells = [claim.cell]
+        if claim.cell is None:
+            cells = cells_of(results, keys, as_metric(claim.metric).across)
+        for cell in cells:
+            if claim.contrast or default_contrasts(matching(results, cell)):
+                yield claim._replace(cell=cell)
+
+
 def claim_row(claim, link, results):
     """Return a claim's table row and its p-values, which are None if trials are missing."""
     metric = as_metric(claim.metric)
@@ -269,7 +281,8 @@ def claim_row(claim, link, results):
     if claim.contrast:
         subject, means = claim.contrast.label, ["-"] * 3
     else:
-        subject = ", ".join(cell_labels(claim.cell))
+        flags = {flag: results[0].flags.get(flag) for flag in ("model", "vocab")}
+        subject = ", ".join(cell_labels(claim.cell or flags))
         over_none, over_control = contrasts[0], contrasts[-1]
         columns = over_none.minus, over_control.minus, over_none.plus  # no PE, control, PE
         means = [format_mean(matching(values, column), metric) for column in columns]
