@@ -1621,7 +1621,7 @@ def test_readme_claims_match_results_page():
             f"{float(x) * scale:.{n}f}" for x in found for scale in (1, 100) for n in range(4)
         }
         known |= set(re.findall(r"\d+", linked))  # K, L, n
-        cells = re.sub(r"\(.*?\)|2x|≤", "", row.partition("|")[2])
+        cells = re.sub(r"\(.*?\)", "", row.partition("|")[2])
         assert known >= set(re.findall(r"\d+\.?\d*", cells)), row
     rows = RESULTS.partition("PE helps reversal** (claims: 21)")[2].partition("\n<!--")[0]
     assert f"[{rows.count('| supported |')} of 21 combinations]" in README
