@@ -7,7 +7,7 @@
 
 All figures are defined at --scale desk. Most have the settings of reverse.py's fig2 at this
 scale, L = 32 and 30,000 iterations (S4D: 10,000); --list shows all. In titles, 1x means these
-iterations. Trials that reverse.py has finished in the same --out folder are reused.
+iterations (Mamba: 2,000). Finished trials of reverse.py in the same --out folder are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -26,7 +26,7 @@ from delayed_add import ablation_figure
 from reverse import (
     FIG2_DESK,
     FIG13_ENCODINGS,
-    MORE_TRAINING,
+    MORE_TRAINING_FAMILY,
     Reverse,
     fig2_grid,
     random_and_learned_contrasts,
@@ -115,7 +115,9 @@ common.LAYERS["mamba"] = Mamba
 
 
 class Beyond(Reverse):
-    name = "reverse"  # same trials, other figures
+    """Reversal with other figures, and with stacked Mamba blocks."""
+
+    name = "reverse"  # reverse.py's trials are reused
     extra_flags = [
         Flag(
             "blocks",
@@ -168,11 +170,14 @@ add_figure(
 )
 
 
-# -- Variants of Fig. 2; those with claims are preregistered: PROTOCOLS.md
-def gain_contrasts(model, flag, large, small, **setting):
-    """Return Contrasts of PE's gain at two values of `flag`, over no PE and the control."""
-    plus, minus = ({"model": model, **setting, flag: value} for value in (large, small))
-    label = ", ".join(cell_labels(dict(model=model, **setting)))
+# -- Variants of Fig. 2. Claims are preregistered (PROTOCOLS.md) unless called post hoc
+def gain_contrasts(model, flag, large, small, **shared):
+    """Return Contrasts of PE's gain at the large value of `flag` minus that at the small one.
+
+    The gain is over no PE and over the control, in accuracy and in log-odds.
+    """
+    plus, minus = ({"model": model, **shared, flag: value} for value in (large, small))
+    label = ", ".join(cell_labels(dict(model=model, **shared)))
     change = " minus ".join(f"{flag_label(flag)} = {value}" for value in (large, small))
     return [
         gain_difference(
@@ -196,7 +201,7 @@ MODELS = "gru", "lstm", "s4d"
 K95_CLAIM = Claim("Post hoc: PE raises K95", K95)
 add_figure(
     "fig2-l16",
-    "Reversal, shorter inputs (L = 16)",
+    "Reversal, shorter inputs (L = 16)",  # the default at desk scale
     fig2_grid([16, 64, 256], [64, 256, 1024]),
     metrics=ACCURACY_AND_EDITS | ACCURACY_AND_LOG_ODDS,
     summaries=[K95],
@@ -205,13 +210,13 @@ add_figure(
         ("gru", 256, 16), ("gru", 256, 64), ("lstm", 1024, 64), ("s4d", 1024, 64)
     ),
 )
-LONGER_CLAIM = Claim("Post hoc: PE helps after longer training")
+LONGER_TRAINING_CLAIM = Claim("Post hoc: PE helps after longer training")
 add_figure(
     "fig2-l16-2x",
     "Reversal, shorter inputs (L = 16), 2x",
     fig2_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
-    claims=[LONGER_CLAIM],
+    claims=[LONGER_TRAINING_CLAIM],
 )
 add_figure(
     "fig2-k8-gru-2x",
@@ -219,7 +224,7 @@ add_figure(
     grid(
         model="gru", vocab=8, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)
     ),
-    claims=[Claim("Small vocabulary, 2x"), LONGER_CLAIM],
+    claims=[Claim("Small vocabulary, 2x"), LONGER_TRAINING_CLAIM],
     plot=False,
 )
 SMALL_VOCAB_LSTM = dict(model="lstm", vocab=8)
@@ -246,12 +251,12 @@ add_figure(
     metrics=ACCURACY_AND_EDITS,
     plot=False,
 )
-LONGER_FAMILY = "Longer training, and fig2 on new seeds"
+PREREGISTERED_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-new-seeds",
     "Reversal, L = 32, seeds 11 to 13",
     fig2_grid(**FIG2_DESK, seed=range(11, 14)),
-    claims=[Claim(LONGER_FAMILY, MEAN_ACCURACY)],
+    claims=[Claim(PREREGISTERED_FAMILY, MEAN_ACCURACY)],
     metrics=ACCURACY_AND_EDITS,
     summaries=K_SUMMARIES,
 )
@@ -309,7 +314,7 @@ add_figure(
 )
 
 
-# -- Longer training. lr-search and longer-training are preregistered: PROTOCOLS.md
+# -- Longer training
 class LongRun(NamedTuple):
     """Settings of a model in lr-search and longer-training."""
 
@@ -345,14 +350,15 @@ for model, run in LONG_RUNS.items():
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[0])
     long_claims.append(Claim("Post hoc: PE helps at tuned rates", cell=cell))
     cell = cell | dict(iterations=budgets[-1])
-    long_claims.append(Claim(LONGER_FAMILY, "token accuracy", cell))
-    if model != "gru":  # its baselines collapse at this rate
-        long_claims.append(LONGER_CLAIM._replace(cell=cell))
+    long_claims.append(Claim(PREREGISTERED_FAMILY, "token accuracy", cell))
+    if model != "gru":  # the GRU collapses without PE at this learning rate
+        long_claims.append(LONGER_TRAINING_CLAIM._replace(cell=cell))
 
+    # Does no PE still improve from the second longest budget to the longest?
     shorter, longest = run.multiples[-2:]
     none = dict(model=model, pe="none")
     long_contrasts.append(
-        Contrast(  # of the two longest budgets
+        Contrast(
             f"{model.upper()}, no PE: {longest}x minus {shorter}x budget (paired)",
             none | dict(iterations=budgets[-1]),
             none | dict(iterations=budgets[-2]),
@@ -361,13 +367,13 @@ for model, run in LONG_RUNS.items():
     )
 
 LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
-GRU_BASELINES = grid(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
+GRU_TRIALS_WITHOUT_PE = grid(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
 add_figure(
     "lr-search",
     "Learning-rate search for longer-training, at 1x (seed 100)",
     lr_trials,
     plot=False,
-    note="longer-training uses the best rate of PE and of no PE; the control, that of no PE.",
+    note="longer-training uses the best rates of PE and no PE. The control uses that of no PE.",
 )
 add_figure(
     "longer-training",
@@ -382,15 +388,15 @@ add_figure(
 add_figure(
     "longer-training-low-lr",
     "GRU at 4x: learning rate 3e-3 for no PE and control, 6e-3 for PE (post hoc)",
-    GRU_BASELINES + grid(**LONG_GRU, pe="sin", lr=6e-3),
+    GRU_TRIALS_WITHOUT_PE + grid(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
 )
 
 
-# -- Can more training replace PE? Trials of other figures
-def budget_contrast(model, longer, shorter):
-    """Return the Contrast of no PE at the longer budget and PE at the shorter."""
+# -- Can more training replace PE? Reuses trials of other figures
+def longer_minus_pe(model, longer, shorter):
+    """Return the Contrast of no PE at the longer budget minus PE at the shorter."""
     return Contrast(
         f"{model.upper()}: no PE at {longer // shorter}x - PE at 1x",
         dict(model=model, pe="none", iterations=longer),
@@ -399,14 +405,14 @@ def budget_contrast(model, longer, shorter):
 
 
 def add_budget_figure(name, length, trials, claimed=MODELS, note=""):
-    """Add a figure with contrasts of no PE at the longest budget and PE at the shortest.
+    """Add a figure with contrasts of no PE at the longest budget minus PE at the shortest.
 
     Those of the models in `claimed` are claims.
     """
     contrasts = []
     for model in MODELS:
         budgets = [trial["iterations"] for trial in trials if trial["model"] == model]
-        contrasts.append(budget_contrast(model, max(budgets), min(budgets)))
+        contrasts.append(longer_minus_pe(model, max(budgets), min(budgets)))
     add_figure(
         name,
         f"Can more training replace PE? (L = {length})",
@@ -414,7 +420,7 @@ def add_budget_figure(name, length, trials, claimed=MODELS, note=""):
         summaries=SPEED_UPS,
         contrasts=contrasts,
         claims=[
-            Claim(MORE_TRAINING, "token accuracy", {}, contrast)
+            Claim(MORE_TRAINING_FAMILY, cell={}, contrast=contrast)
             for model, contrast in zip(MODELS, contrasts)
             if model in claimed
         ],
@@ -425,16 +431,16 @@ def add_budget_figure(name, length, trials, claimed=MODELS, note=""):
 
 
 FIG2_GRU = LONG_GRU | dict(iterations=30_000, seed=range(5, 14))
-SAME_LR_GRU = GRU_BASELINES + grid(**LONG_GRU, pe="sin", lr=3e-3)
+SAME_LR_TRIALS = GRU_TRIALS_WITHOUT_PE + grid(**LONG_GRU, pe="sin", lr=3e-3)
 add_budget_figure(
     "training-vs-pe",
     32,
     grid(**FIG2_GRU, pe=NONE_AND_PE, lr=3e-3)
-    + SAME_LR_GRU
+    + SAME_LR_TRIALS
     # Not the GRU's, which collapse at 4x with their tuned learning rate
     + [trial for trial in long_trials if trial["model"] != "gru"],
     claimed=["gru", "s4d"],
-    note="Learning rate of the LSTM: 3e-3, with PE 6e-3.",
+    note="Learning rates of the LSTM: 3e-3 (no PE), 6e-3 (PE).",
 )
 SHORT = dict(length=16, pe=NONE_AND_PE)
 add_budget_figure(
@@ -452,8 +458,8 @@ LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
     "longer-training-same-lr",
     "GRU at 4x: learning rate 3e-3 for all encodings",
-    SAME_LR_GRU,
-    claims=[LONGER_CLAIM],
+    SAME_LR_TRIALS,
+    claims=[LONGER_TRAINING_CLAIM],
     plot=False,
 )
 add_figure(
@@ -464,26 +470,26 @@ add_figure(
     + grid(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
     plot=False,
 )
-TUNED_LSTM = grid(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
-TUNED_LSTM += grid(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
+TUNED_TRIALS = grid(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
+TUNED_TRIALS += grid(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
 add_figure(
     "longer-training-tuned",
     "LSTM at 4x: learning rates tuned at 4x",
-    TUNED_LSTM,
-    claims=[LONGER_CLAIM],
+    TUNED_TRIALS,
+    claims=[LONGER_TRAINING_CLAIM],
     tuned=["lr"],
     plot=False,
 )
-TUNED_CONTRASTS = [budget_contrast(model, 120_000, 30_000) for model in ("gru", "lstm")]
+GRU_CONTRAST, LSTM_CONTRAST = (longer_minus_pe(m, 120_000, 30_000) for m in ("gru", "lstm"))
 add_figure(
     "training-vs-pe-tuned",
     "Can more training replace PE? (L = 32, best learning rates of no PE at 4x and PE at 1x)",
-    [trial for trial in GRU_BASELINES + TUNED_LSTM if trial["pe"] == "none"]
+    [trial for trial in GRU_TRIALS_WITHOUT_PE + TUNED_TRIALS if trial["pe"] == "none"]
     + [
         trial for trial in long_trials if trial["pe"] == "sin" and trial["iterations"] == 30_000
     ],
-    contrasts=TUNED_CONTRASTS,
-    claims=[Claim(MORE_TRAINING, "token accuracy", {}, TUNED_CONTRASTS[1])],  # not the GRU's
+    contrasts=[GRU_CONTRAST, LSTM_CONTRAST],
+    claims=[Claim(MORE_TRAINING_FAMILY, cell={}, contrast=LSTM_CONTRAST)],
     tuned=["lr"],
     plot=False,
 )
@@ -499,8 +505,8 @@ def binned_curve(result):
 add_figure(
     "longer-training-curves",
     "Training curves: GRU (K = 32) and LSTM (K = 64) at 4x, S4D (K = 256) at 8x",
-    SAME_LR_GRU
-    + TUNED_LSTM
+    SAME_LR_TRIALS
+    + TUNED_TRIALS
     + [trial for trial in long_trials if trial["iterations"] == 80_000],
     tuned=["lr"],
     x="iteration",

@@ -132,7 +132,7 @@ Rarity.figures["rarity"] = Figure(
         *drop_contrasts(),
     ],
     claims=[
-        Claim(RARITY_FAMILY, "token accuracy", {}, contrast) for contrast in rarity_contrasts()
+        Claim(RARITY_FAMILY, cell={}, contrast=contrast) for contrast in rarity_contrasts()
     ],
     x=("pe", "vocab", "meanings"),
 )

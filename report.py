@@ -93,7 +93,7 @@ def make_result(trial, content, figure):
             values[label] = finite_float(x)
             if "accuracy" in label and not 0 <= x <= 1:
                 raise UsageError(f"{label} {x} is not in [0, 1]")
-    with contextlib.suppress(KeyError):
+    with contextlib.suppress(KeyError):  # the trial lacks these curves
         for panel, points in figure.curves(result) if figure.curves else ():
             curves.append((clean(panel), {x: finite_float(y) for x, y in points.items()}))
     return result._replace(values=values, curves=curves)
@@ -175,7 +175,7 @@ def section(task_class, name, results, args):
 
 
 def write_plot(figure, results, path, page):
-    """Write the plot if matplotlib is installed; return a link, in Markdown if for a `page`."""
+    """Write the plot if matplotlib is installed; return a link, relative to `page` if given."""
     if not figure.plot:
         return ""
     if plots.HAS_MATPLOTLIB:
@@ -283,9 +283,10 @@ def main():
     )
     # Take positionals first: argparse would mistake the value of an unknown flag for one
     positionals = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
-    args, args.task_argv = parser.parse_known_args(sys.argv[1 + len(positionals) :])
-    scale, out = ("desk", "results") if args.write else ("paper", "runs")
-    args.scale, args.out = args.scale or scale, args.out or out
+    args, task_argv = parser.parse_known_args(sys.argv[1 + len(positionals) :])
+    args.task_argv = task_argv
+    args.scale = args.scale or ("desk" if args.write else "paper")
+    args.out = args.out or ("results" if args.write else "runs")
     return cli.run_script("report.py", lambda: dispatch(args, positionals))
 
 
@@ -320,8 +321,8 @@ def print_tables(args, script="", *names):
         if not names or name in names:
             try:
                 results = load_results(task_class, name, args)
-            except UsageError as why:  # no trial has these flags
-                error = error or why
+            except UsageError as no_trial_has_these_flags:
+                error = error or no_trial_has_these_flags
                 continue
             if names or finished_results(results):
                 lines += section(task_class, name, results, args)

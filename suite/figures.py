@@ -33,7 +33,7 @@ class Metric(NamedTuple):
 
     label: str
     across: tuple = ()
-    compute: Callable | None = None  # [Result] -> a number, possibly censored
+    compute: Callable | None = None  # summaries: [Result] -> a number, possibly censored
     display: Callable = float  # transform for display, such as exp2 of logarithms
     unit: str = ""
 
@@ -57,7 +57,7 @@ class Contrast(NamedTuple):
     plus: dict | list  # flags, or a list of such dictionaries, whose means are summed
     minus: dict | list
     paired: bool = False  # pair trials by seed
-    metric: str = ""  # default: the figure's first metric
+    metric: str = ""  # its label; default: the figure's first metric
 
     def terms(self):
         """Yield (sign, flags that select trials)."""
@@ -72,9 +72,9 @@ def encoding_contrast(plus, minus):
     return Contrast(" - ".join(names), dict(pe=plus), dict(pe=minus))
 
 
-def gain_difference(label, setting, reference, baseline="none", metric=""):
+def gain_difference(label, setting, reference, over="none", metric=""):
     """Return a difference in differences: PE's gain in `setting` minus that in `reference`."""
-    base, sin = dict(pe=baseline), dict(pe="sin")
+    base, sin = dict(pe=over), dict(pe="sin")
     plus = [setting | sin, reference | base]
     return Contrast(label, plus, [setting | base, reference | sin], metric=metric)
 
@@ -87,7 +87,7 @@ class Claim(NamedTuple):
 
     family: str  # claims that are Holm-corrected together
     metric: str | Metric = "token accuracy"
-    cell: dict | None = None  # flags that select its trials; default: one claim per cell
+    cell: dict | None = None  # flags of its trials; {}: all trials; None: a claim per cell
     contrast: Contrast | None = None
 
 
@@ -106,14 +106,16 @@ class Figure(NamedTuple):
     grids: dict  # scale -> [{flag: value}, ...], one dict per trial
     metrics: dict = ACCURACY  # label -> metric name in result.json, or function of Result
     summaries: tuple = ()
-    contrasts: tuple = ()  # in addition to PE - no PE and PE - control
+    # In addition to PE - no PE and PE - control; those without trials are omitted
+    contrasts: tuple = ()
     claims: tuple = ()
     tuned: tuple = ()  # flags, such as a tuned learning rate, that may differ within a cell
     note: str = ""
-    # x axis of the plots. If x is a flag, each encoding has a line. If x is ("pe", flag, ...),
-    # each combination of the flags' values is a category; x = "pe" has a single category.
-    # x = "gain": the differences PE - no PE and PE - control of all cells.
-    # With `curves`, x is only the label of the axis
+    # x axis of the plots:
+    #   a flag: a line for each encoding
+    #   "pe": a single category; ("pe", flag, ...): one for each combination of the flags
+    #   "gain": the differences PE - no PE and PE - control of all cells
+    #   with `curves`: only the label of the axis
     x: str | tuple = "vocab"
     # Result -> iterable of (panel, {x: y}); titles are the model and, if not empty, the panel
     curves: Callable | None = None

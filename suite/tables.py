@@ -85,7 +85,7 @@ def align(rows):
 
 # -- Contrasts
 def default_contrasts(items):
-    """Return the contrasts PE - no PE and PE - control, if their encodings are present."""
+    """Return PE - no PE and PE - control (constant or else dup), if they are present."""
     encodings = {x.flags.get("pe") for x in items}
     if not encodings.issuperset(NONE_AND_PE):
         return []
@@ -112,20 +112,17 @@ def key_flags(figure, results):
     n_models = len(cells_of(results, ["model"]))
     keys = ["model"] if n_models > 1 else []
     for flag in dict.fromkeys(itertools.chain(*(x.flags for x in results))):
-        n_values = len(cells_of(results, ["model", flag]))
-        if n_values > n_models and flag not in ("pe", "seed", *figure.tuned):
+        n_combinations = len(cells_of(results, ["model", flag]))
+        if n_combinations > n_models and flag not in ("pe", "seed", *figure.tuned):
             keys.append(flag)
     return keys
 
 
 def cells_of(items, keys, omitted=()):
     """Return the distinct combinations of values of the flags `keys`, except `omitted`."""
-    cells = []
-    for x in items:
-        cell = {key: x.flags.get(key) for key in keys if key not in omitted}
-        if cell not in cells:
-            cells.append(cell)
-    return cells
+    keys = [key for key in keys if key not in omitted]
+    cells = dict.fromkeys(tuple(x.flags.get(key) for key in keys) for x in items)
+    return [dict(zip(keys, cell)) for cell in cells]
 
 
 def make_caption(figure, results, metrics, scale):
@@ -208,7 +205,7 @@ def means_table(figure, results, metrics):
 
 def table_rows(keys, encodings, values, metric):
     """Yield each row as a list of strings."""
-    # A summary across encodings has one column
+    # The value of a summary across encodings is in the first column
     columns = [{}] if "pe" in metric.across else [dict(pe=pe) for pe in encodings]
     for cell in cells_of(values, keys, metric.across):
         in_cell = matching(values, cell)
@@ -216,10 +213,8 @@ def table_rows(keys, encodings, values, metric):
         row += [format_mean(matching(in_cell, column), metric) for column in columns]
         for contrast in default_contrasts(in_cell):
             both = matching(in_cell, contrast.plus) + matching(in_cell, contrast.minus)
-            uncensored = not any(map(is_censored, both))
-            row += format_difference(
-                estimate_contrast(contrast, in_cell) if uncensored else None
-            )
+            censored = any(map(is_censored, both))
+            row += format_difference(None if censored else estimate_contrast(contrast, in_cell))
         yield row
 
 
@@ -246,12 +241,12 @@ def claims_table(claims):
     families = defaultdict(list)
     for claim, link, results in claims:
         families[claim.family].append(claim_row(claim, link, results))
-    for family, rows_and_p_values in families.items():
-        yield f"**{family}** (claims: {len(rows_and_p_values)})\n"
-        rows, p_values = zip(*rows_and_p_values)
+    for family, rows_and_p_pairs in families.items():
+        yield f"**{family}** (claims: {len(rows_and_p_pairs)})\n"
+        rows, p_pairs = zip(*rows_and_p_pairs)
         outcomes = [["-", "trials missing"]] * len(rows)
-        if None not in p_values:
-            outcomes = map(judge, p_values, holm([*map(min, p_values)]))
+        if None not in p_pairs:
+            outcomes = map(judge, p_pairs, holm([*map(min, p_pairs)]))
         rows = [CLAIMS_HEADER, ["---"] * len(CLAIMS_HEADER), *map(operator.add, rows, outcomes)]
         columns = [column for column in zip(*rows) if set(column[2:]) != {"-"}]  # not empty
         for row in zip(*columns):
@@ -294,9 +289,12 @@ def claim_row(claim, link, results):
     return row, None if missing else claim_p_values(estimates)
 
 
-def judge(p_values, corrected):
-    """Return [Holm-corrected p-value, outcome], given claim_p_values' pair."""
-    p_all_positive, p_any_negative = p_values
+def judge(p_pair, corrected):
+    """Return [p-value, outcome], given claim_p_values' pair and its minimum after correction.
+
+    The smaller p-value of the pair gives the direction.
+    """
+    p_all_positive, p_any_negative = p_pair
     outcome = "inconclusive"
     if corrected <= ALPHA:
         outcome = "supported" if p_all_positive < p_any_negative else "contradicted"
