@@ -1,12 +1,14 @@
 """Models, loss, training step, schedule, encodings, layers, data and metrics.
 
-This is the reference implementation. suite/fast.py, the default for most models, replaces
-only Model.features; it is faster, and equal up to rounding.
+The reference implementation of the models of Morita (TMLR 2024), whose sections and equations
+are cited. suite/fast.py, the default for most models, replaces only Model.features; it is
+faster, and equal up to rounding.
 
 Shapes: B batch size, T time steps, L input length, M target steps, K vocabulary size,
-E embedding (and encoding) size, H hidden size, W integers in a sequence, R candidates per
-training sequence. N is S4D's state size or, for data, the number of sequences or packed tokens.
-Batches are (B, T); inside a model time comes first, (T, B, ...), as in torch.nn.GRU.
+E embedding (and encoding) size, H hidden size, W integers in a drawn sequence (usually L),
+R candidates per training sequence. N is S4D's state size or, for data, the number of sequences
+or packed tokens. Batches are (B, T); inside a model time comes first, (T, B, ...), as in
+torch.nn.GRU.
 """
 
 import math
@@ -56,9 +58,10 @@ class Model(nn.Module):
 class Batch(NamedTuple):
     """Input tokens, targets, and the time steps of the targets."""
 
-    inputs: torch.Tensor  # (B, T) integers; K is the command token
+    inputs: torch.Tensor  # (B, T) integers; K, the command token, prompts an output
     targets: torch.Tensor  # (B, M)
-    target_steps: slice | torch.Tensor  # a slice, (B, M), or indices of packed outputs
+    # A slice for all sequences, (B, M) for each of them, or indices of packed outputs
+    target_steps: slice | torch.Tensor
     mask: torch.Tensor | None = None  # (B, M), True for targets, False for padding
     n_commands: int = 0  # number of final steps at which all sequences read the command
     batch_sizes: torch.Tensor | None = None  # if packed: sequences per step, see lm_wikitext.py
@@ -92,11 +95,11 @@ def rows_per_chunk(weight):
 class ChunkedCrossEntropy(torch.autograd.Function):
     """F.cross_entropy(readout(features), targets) and accuracy, computed in chunks of rows.
 
-    The forward pass also computes the gradients, so the logits of all rows are never stored.
+    The forward pass also computes the gradients, so the logits of all rows are never in memory.
     """
 
     @staticmethod
-    def forward(ctx, features, weight, bias, targets, target_weights, loss_and_grad_):
+    def forward(ctx, features, weight, bias, targets, loss_weights, loss_and_grad_):
         weight_cast, bias_cast = weight.to(features.dtype), bias.to(features.dtype)
         loss, accuracy = 0, 0
         d_features, d_weight, d_bias = map(torch.zeros_like, (features, weight, bias))
@@ -107,7 +110,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
             # From here, `logits` holds the gradient
             chunk_loss, chunk_accuracy = loss_and_grad_(
-                logits, targets[chunk], target_weights[chunk]
+                logits, targets[chunk], loss_weights[chunk]
             )
             loss += chunk_loss
             accuracy += chunk_accuracy
@@ -139,16 +142,16 @@ def loss_and_accuracy(features, readout, batch, loss_and_grad_=loss_and_grad_):
     readout_weight = readout.weight
     targets = batch.targets.T.reshape(-1, 1)  # (M * B, 1), in the order of the features
     if batch.mask is None:
-        target_weights = torch.full_like(targets, 1 / len(targets), dtype=readout_weight.dtype)
+        loss_weights = torch.full_like(targets, 1 / len(targets), dtype=readout_weight.dtype)
     else:
-        target_weights = batch.mask.T.reshape(-1, 1).to(readout_weight.dtype)
-        target_weights = target_weights / target_weights.sum().clamp(min=1)
+        loss_weights = batch.mask.T.reshape(-1, 1).to(readout_weight.dtype)
+        loss_weights = loss_weights / loss_weights.sum().clamp(min=1)
     return ChunkedCrossEntropy.apply(
         features.flatten(0, -2),
         readout_weight,
         readout.bias,
         targets,
-        target_weights,
+        loss_weights,
         loss_and_grad_,
     )
 
@@ -156,8 +159,8 @@ def loss_and_accuracy(features, readout, batch, loss_and_grad_=loss_and_grad_):
 def train_step(model, compute_features, batch, optimizer, clip, loss_and_grad_):
     """Take an optimizer step; return loss and accuracy, without host-device synchronisation.
 
-    `compute_features(model, batch)` is Model.features or its faster equivalent, fast.features;
-    `loss_and_grad_` may be compiled.
+    `compute_features(model, batch)` is Engine.features, which calls Model.features or
+    fast.features; `loss_and_grad_` may be compiled.
     """
     h = compute_features(model, batch)
     loss, accuracy = loss_and_accuracy(h, model.readout, batch, loss_and_grad_)
@@ -466,7 +469,7 @@ def derive_key(*parts, device="cpu"):
 
 
 def random_bits(rng_key, shape):
-    """Return 64 random bits for each element of `shape`, by splitmix64 seeded with rng_key."""
+    """Return a tensor of 64-bit random integers, from splitmix64 seeded with rng_key."""
     n = torch.arange(1, 1 + math.prod(shape), device=rng_key.device)
     # torch.compile assumes that products of a plain arange do not wrap around. Adding this
     # zero makes n depend on data, which prevents that assumption
@@ -542,7 +545,7 @@ class HeldOutSet:
 def predict(compute_features, model, batch, batch_size):
     """Return predictions and cross-entropies, (N, M) each; `batch_size` sequences at a time.
 
-    `compute_features(model, batch)` is Model.features or its faster equivalent, fast.features.
+    `compute_features(model, batch)` is as in `train_step`.
     """
     predictions, losses = [], []
     for start in range(0, len(batch.inputs), batch_size):
@@ -610,7 +613,7 @@ def damerau_levenshtein(a, b):
     return table[-2, -2]
 
 
-# -- minGRU, which is not in the paper, and the table of all layers
+# -- One more layer, which is not in the paper, and the table of all layers
 class MinGRU(nn.Linear):
     """minGRU (Feng et al., 2024): h_t = (1 - z_t) * h_{t-1} + z_t * c_t.
 

@@ -68,19 +68,19 @@ DIFFERENCE_FROM_PE = {
     "ramp": "not periodic",
     "shuffled": "not continuous",
 }
-HALVES = {
+SEQUENCE_HALVES = {
     "PE in the first half": dict(pe="sin", encode="input"),
     "PE in the second half": dict(pe="sin", encode="output"),
 }
-THIRDS = {
+FREQUENCY_THIRDS = {
     "high-frequency third": dict(pe="sin", bands="0:0.3334"),
     "middle third": dict(pe="sin", bands="0.3334:0.6667"),
     "low-frequency third": dict(pe="sin", bands="0.6667:1"),
 }
 
 
-def ablation_figure(title, setting, variants=HALVES):
-    """Return a figure of encodings and `variants` of PE in one setting."""
+def ablation_figure(title, setting, variants=SEQUENCE_HALVES):
+    """Return a figure that compares PE with other encodings and with `variants` of itself."""
     trials = grid(**setting, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"])
     contrasts = [
         Contrast(f"PE - {pe} ({difference})", dict(pe="sin"), dict(pe=pe))
@@ -100,7 +100,7 @@ def ablation_figure(title, setting, variants=HALVES):
 
 
 DelayedAddition.figures["pe-ablation"] = ablation_figure(
-    "Delayed addition", SMALL_LSTM, HALVES | THIRDS
+    "Delayed addition", SMALL_LSTM, SEQUENCE_HALVES | FREQUENCY_THIRDS
 )
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Predecessor query (Fig. 10): read L distinct integers and one of them as a query; output its
-predecessor.
+"""Predecessor query (Fig. 10): read L distinct integers and one of them as a query; output the
+integer read just before it.
 
     python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
     python predecessor.py --scale desk --all fig10

@@ -1,9 +1,9 @@
-"""Vocabulary size or rarity? Reversal of K input tokens with only M outputs.
+"""Vocabulary size or rarity? Reversal with K input tokens but only M output classes.
 
     python rarity.py --model s4d --pe sin --vocab 256 --meanings 16 --seed 0
     python rarity.py --scale desk --all rarity
 
-    in   13 1 24 _ _ _        K = 30 tokens, M = 10 outputs (here, the last digit)
+    in   13 1 24 _ _ _        K = 30 tokens, M = 10 classes (here, the last digit)
     out  .  . .  4 1 3        as in reverse.py, but the target of token c is c mod M
 
 In reverse.py, a larger K makes each token rarer, and also increases the information per token

@@ -50,12 +50,11 @@ def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
     """Draw A and B, (4 count, T) each, in CONDITIONS order; target_step counts from 1."""
     half = vocab // 2  # the first Rare integer
     pairs = []
-    for index, condition in enumerate(CONDITIONS):
+    for index, (rare_target, rare_disturbants) in enumerate(CONDITIONS.values()):
         rng_key = common.derive_key(seed, common.PAIR_STREAM, index, device=device)
-        rare_target, rare_disturbants = (int(x == "rare") for x in condition.split("/"))
-        sequences = common.uniform_integers(rng_key, (count, 2, length), half)
-        sequences += rare_disturbants * half
-        sequences[:, :, target_step - 1] += (rare_target - rare_disturbants) * half
+        rare = torch.full((length,), rare_disturbants, device=device)
+        rare[target_step - 1] = rare_target
+        sequences = common.uniform_integers(rng_key, (count, 2, length), half) + half * rare
         # A and B are equal up to the target, so the state after it is the same (section 4.3)
         sequences[:, 1, :target_step] = sequences[:, 0, :target_step]
         pairs.append(F.pad(sequences, (0, length + 1 - target_step), value=vocab))
@@ -66,7 +65,7 @@ def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
 def stability(model, a, b, target_step, chunk_size=64):
     """Return the weighted cosine similarity (P,) of the Jacobians of a and b, tokens (P, T).
 
-    At H = 512, 64 pairs need 1 GiB.
+    At H = 512, a chunk of 64 pairs needs 1 GiB.
     """
     s4d = isinstance(model.layer, common.S4D)
     similarity = s4d_stability if s4d else recurrent_stability
@@ -80,13 +79,13 @@ def stability(model, a, b, target_step, chunk_size=64):
     return torch.cat(similarities)
 
 
-def weighted_cosine(inner):
-    """Return the weighted cosine similarity (P,).
+def weighted_cosine(inner_products):
+    """Return the weighted cosine similarity (P,); it is 0 if a Jacobian is 0.
 
-    inner(m, n) returns the inner products (P, D) of corresponding Jacobian rows of sequences m
-    and n (0: A, 1: B).
+    inner_products(i, j) are those of corresponding Jacobian rows, (P, D), of sequences i and j
+    (0: A, 1: B).
     """
-    ab, aa, bb = inner(0, 1).double(), inner(0, 0).double(), inner(1, 1).double()
+    ab, aa, bb = (inner_products(i, j).double() for i, j in ((0, 1), (0, 0), (1, 1)))
     norms = (aa * bb).sqrt().sum(-1)  # sum_i |a_i| |b_i|
     return (ab.sum(-1) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(-1, 1)
 
@@ -96,41 +95,41 @@ def recurrent_stability(layer, inputs, target_step):
     """Return GRU or LSTM stability (P,) from gate inputs (T, S, G)."""
     cell, weight, bias = recurrent_parameters(layer)
     n_sequences, H = inputs.shape[1], layer.hidden_size
-    parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: c and h, or h
-    state = inputs.new_zeros(parts, n_sequences, H)
-    # For each step and each part of the new state, its derivatives w.r.t. product and state[0]
+    n_parts = 2 if isinstance(layer, common.LSTM) else 1  # of the state: (c, h), or (h,)
+    state = inputs.new_zeros(n_parts, n_sequences, H)
+    # For each step and each part of the new state, its derivatives w.r.t. W h and state[0]
     grads = []
     for x in inputs:
-        product = F.linear(state[-1], weight)
-        # If the product W h is held fixed, the step is elementwise. The gradient of the sum of
-        # all elements then contains the derivative of each
+        Wh = F.linear(state[-1], weight)
+        # If W h is held fixed, the step is elementwise. The gradient of the sum of all elements
+        # then contains the derivative of each
         with torch.enable_grad():
-            leaves = product.requires_grad_(), state[0].requires_grad_()
-            new = cell.update(*cell.preactivations(x, product, bias), leaves[1])[-parts:]
+            leaves = Wh.requires_grad_(), state[0].requires_grad_()
+            new = cell.update(*cell.preactivations(x, Wh, bias), leaves[1])[-n_parts:]
             grads.append([torch.autograd.grad(z.sum(), leaves, retain_graph=True) for z in new])
         state = [part.detach() for part in new]
-    # J = (d h_out / d z_out) (d z_out / d z_out-1) ... (d z_t+1 / d z_t), where z is the state,
-    # t the target's step, and `out` the output step
-    J = inputs.new_zeros(parts, n_sequences, H, H)  # w.r.t. c and h, (parts, S, D, H)
+    # J = (d h_T / d s_T) (d s_T / d s_{T-1}) ... (d s_{t+1} / d s_t), with the state s and the
+    # target's step t
+    J = inputs.new_zeros(n_parts, n_sequences, H, H)  # w.r.t. c and h, (n_parts, S, D, H)
     J[-1] = torch.eye(H)
     for steps, step_grads in enumerate(reversed(grads[target_step:]), 1):
         J = chain_step(J, step_grads, weight)
         if steps % 8 == 0:
             J = rescale(J)
-    halves = rescale(J).chunk(2, 1)  # A's and B's, (parts, P, D, H)
+    J_ab = rescale(J).chunk(2, 1)  # A's and B's, (n_parts, P, D, H)
 
-    def inner(m, n):
-        return (halves[m] * halves[n]).sum(-1).sum(0)
+    def inner_products(i, j):
+        return (J_ab[i] * J_ab[j]).sum(-1).sum(0)
 
-    return weighted_cosine(inner)
+    return weighted_cosine(inner_products)
 
 
 def chain_step(J, grads, weight):
     """Given J w.r.t. a step's new state, return J w.r.t. its old state, by the chain rule."""
     J_old, H = torch.zeros_like(J), J.shape[-1]
-    for part, (d_product, d_state) in zip(J, grads):
+    for part, (d_Wh, d_state) in zip(J, grads):
         M = torch.zeros_like(part)  # (S, H, H): the sum over gates of diag(grad) W
-        for grad, W in zip(d_product.split(H, 1), weight.split(H)):
+        for grad, W in zip(d_Wh.split(H, 1), weight.split(H)):
             M.addcmul_(grad[:, :, None], W)
         J_old[-1].baddbmm_(part, M)  # only h is multiplied by W
         J_old[0].addcmul_(part, d_state[:, None])
@@ -150,10 +149,10 @@ def rescale(J):
 def s4d_stability(layer, inputs, target_step):
     """Return S4D stability (P,), from J[i, (h, n)] = M[i, h] w[h, n].
 
-    All sequences share w. With y as the GELU's input, [value, gate] is mix(gelu(y)), and the
-    output is value * sigmoid(gate). The derivatives of the output w.r.t. value and gate are p
-    and q. The halves of mix's weight are W (for value) and V (for gate). Therefore,
-    M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h).
+    w, which all sequences share, is the derivative of y_h w.r.t. state n. With y as the GELU's
+    input, [value, gate] is mix(gelu(y)), and the output is value * sigmoid(gate). The
+    derivatives of the output w.r.t. value and gate are p and q. The halves of mix's weight are
+    W (for value) and V (for gate). Therefore, M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h).
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
@@ -165,21 +164,22 @@ def s4d_stability(layer, inputs, target_step):
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
     p, q = (half.chunk(2) for half in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
     # w is the derivative of y w.r.t. the state after the target, without a constant factor,
-    # which cancels. The input weight (exp(dt A) - 1) / A is not part of w (Gu et al., 2022)
+    # which cancels. As in Gu et al. (2022), the state includes the input's weight
+    # (exp(dt A) - 1) / A, which S4D.discretise multiplies into C instead
     decay = (layer.discretise()[0] * (len(inputs) - target_step)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
     w_norm2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)
 
-    def inner(m, n):
-        v = grad[m] * grad[n] * w_norm2  # (P, H)
+    def inner_products(i, j):
+        v = grad[i] * grad[j] * w_norm2  # (P, H)
         WW, WV, VV = v @ (W * W).T, v @ (W * V).T, v @ (V * V).T  # (P, D)
-        return p[m] * p[n] * WW + (p[m] * q[n] + q[m] * p[n]) * WV + q[m] * q[n] * VV
+        return p[i] * p[j] * WW + (p[i] * q[j] + q[i] * p[j]) * WV + q[i] * q[j] * VV
 
-    return weighted_cosine(inner)
+    return weighted_cosine(inner_products)
 
 
 def elementwise_grad(function, x):
-    """Return the derivative of an elementwise function, or of F.glu."""
+    """Return the derivative of a function whose inputs each affect one output only."""
     return torch.func.grad(lambda x: function(x).sum())(x)
 
 
@@ -232,7 +232,7 @@ class Stability(DualFrequency):
         super().check()
         a = self.args
         if a.pairs % len(CONDITIONS):
-            raise UsageError(f"--pairs {a.pairs} is not a multiple of 4, for 4 conditions")
+            raise UsageError(f"--pairs {a.pairs} must be a multiple of 4 (4 conditions)")
         if not common.ENCODINGS[a.pe].supports_fast_engine:
             raise UsageError(f"stability.py does not support --pe {a.pe}")
         if not 0 < a.snapshot_every <= a.iterations:

@@ -1765,7 +1765,7 @@ def test_stability_of_a_trial():
     model = task_of(words, Stability).make_model().double()
     model.load_state_dict(load_last()["model"])
     expected = plain_stability(model, *stability.draw_pairs(3, 8, 8, 3, 2), 3)
-    assert list(found) == dual_frequency.CONDITIONS
+    assert list(found) == list(dual_frequency.CONDITIONS)
     for values, of_pairs in zip(found.values(), expected.view(4, 2)):
         assert list(map(int, values)) == list(range(2, 21, 2))
         assert_close(values["20"], of_pairs.mean(), 1e-5)

@@ -2,11 +2,10 @@
 
     raise SystemExit(cli.main(Reverse))  # at the end of a script
 
-A flag's value comes from the first of these that sets it: the command line, the figure, the
-scale, the paper. If a figure's trial and the command line set a flag to different values, the
-trial is left out. Only --seed replaces the figure's value. `task_class` is a script's subclass
-of Task, and `task` is an instance of it, which is one trial. `given` holds the flags given on
-the command line.
+A flag that neither the command line nor the figure sets has the scale's value or, if the scale
+does not set it, the paper's. A flag that both set selects the figure's trials with this value;
+only --seed replaces the figure's value. `task_class` is a script's subclass of Task, and `task`
+is an instance of it, which is one trial. `given` holds the flags given on the command line.
 """
 
 import argparse
@@ -168,12 +167,12 @@ def epilog_lines(task_class):
 
 
 def add_flag(group, flag):
-    shown = f" (default: {flag.default})" if flag.default else ""
-    options = dict(action="store_true")
-    if flag.default is not False:
+    if flag.default is False:
+        options = dict(action="store_true")
+    else:
         kind = flag.type or type(flag.default)
-        metavar = METAVARS.get(kind)
-        options = dict(type=kind, choices=flag.choices, metavar=metavar)
+        options = dict(type=kind, choices=flag.choices, metavar=METAVARS.get(kind))
+    shown = f" (default: {flag.default})" if flag.default else ""
     group.add_argument(option_string(flag.name), help=flag.help + shown, **options)
 
 
@@ -237,7 +236,7 @@ def make_task(task_class, flags):
 
 
 def trial_folder(task_class, args, config, defaults):
-    """Return OUT/TASK/MODEL-PE-K..-L..[-flag=value for each non-default flag]/seedN."""
+    """Return OUT/TASK/MODEL-PE-K..-L..[-flag=value for each flag not at paper scale]/seedN."""
     parts = [f"{prefix}{config[flag]}" for flag, prefix in task_class.folder_prefixes.items()]
     for flag, value in config.items():
         if flag not in ("seed", *task_class.folder_prefixes) and value != defaults[flag]:
@@ -255,9 +254,9 @@ def trial_folder(task_class, args, config, defaults):
 def trials_of_figure(task_class, given, figure_name):
     """Return the jobs.Trials of a figure, or of all if its name is None, without duplicates.
 
-    A trial that sets a given flag is selected only if it has the given value. A given flag that
-    a trial does not set is added to it. Given seeds replace the figure's seeds. --index selects
-    one trial.
+    A command-line flag that the figure also sets selects the trials with this value. Other
+    flags are added to all trials, and --seed replaces the figure's seeds. --index selects one
+    trial.
     """
     scale, trials = given.get("scale", "paper"), {}
     names = [figure_name] if figure_name else task_class.figures

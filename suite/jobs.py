@@ -21,7 +21,7 @@ libc = ctypes.CDLL(None)
 
 
 class Trial(NamedTuple):
-    """A trial of a figure: its task, flags and command line."""
+    """A trial to run: its Task instance, flags and command line."""
 
     task: Task
     flags: dict  # as in the figure's grid
@@ -84,9 +84,8 @@ def run(script, trials, n_parallel, slots):
 def start(script, trial, n_parallel, gpu):
     """Start a trial's process, which writes to log.txt in the trial's folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
-    environment = {
-        "OMP_NUM_THREADS": str(max(1, machine.available_cores() // n_parallel))
-    } | os.environ
+    n_threads = max(1, machine.available_cores() // n_parallel)
+    environment = {"OMP_NUM_THREADS": str(n_threads)} | os.environ
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     with open(trial.folder / "log.txt", "a") as log:

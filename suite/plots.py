@@ -109,7 +109,8 @@ def plot(figure, results, path):
 def draw_gains(fig, figure, results):
     """Draw PE's differences from no PE and the control with 95% CIs, one row per cell.
 
-    Cells in which they are not both significant are pale (Holm's correction over all cells).
+    Rows are pale unless both are significantly positive or one is significantly negative
+    (Holm's correction over all rows).
     """
     values = evaluate_metric(results, as_metric(next(iter(figure.metrics))))
     contrasts, rows = default_contrasts(values), {}
@@ -125,7 +126,7 @@ def draw_gains(fig, figure, results):
     ax.invert_yaxis()
     p_values = holm([min(claim_p_values(estimates)) for estimates in rows.values()])
     ordered = sorted(zip(p_values, itertools.count(), rows.values()), reverse=True)
-    for p, y, estimates in ordered:  # significant rows last, for the legend
+    for p, y, estimates in ordered:  # significant rows last: the legend has the last one
         styles = zip(estimates, contrasts, MARKERS, COLORS.split(), (y - 0.15, y + 0.15))
         for x, contrast, marker, color, height in styles:
             options = dict(color=color, label=contrast.label, alpha=1 if p <= ALPHA else 0.3)
@@ -160,10 +161,10 @@ def draw_panels(fig, figure, results):
             )
             ax.set_title(f"{title} (n = {n})")
             draw_panel(ax, figure, panels[key], styles, chances[key])
-            label_y(ax, metric, results[0].config.get("length"))
+            format_y_axis(ax, metric, results[0].config.get("length"))
 
 
-def label_y(ax, metric, length):
+def format_y_axis(ax, metric, length):
     ax.set_ylabel(LABELS.get(metric, metric).format(length))
     if metric.startswith("error") or "perplexity" in metric:
         ax.set_yscale("log")
@@ -190,10 +191,11 @@ def draw_panel(ax, figure, panel, styles, chance_at):
     width = 0.8 / len(encodings) if categorical else 0
     for number, encoding in enumerate(encodings, 1):
         shift = width * (number - 0.5 - len(encodings) / 2)
-        samples = {}
-        for x, position in zip(xs, positions):
-            if (encoding, x) in panel:
-                samples[position + shift] = panel[encoding, x]
+        samples = {
+            position + shift: panel[encoding, x]
+            for x, position in zip(xs, positions)
+            if (encoding, x) in panel
+        }
         draw_samples(ax, samples, width, *styles[encoding], LABELS.get(encoding, encoding))
     if chance_at:
         ax.errorbar(
@@ -207,7 +209,10 @@ def draw_panel(ax, figure, panel, styles, chance_at):
 
 
 def draw_samples(ax, samples, width, color, marker, label):
-    """Draw means with 95% CIs: as a line if `width` is 0, else as points beside all values."""
+    """Draw means, with 95% CIs if there are enough seeds.
+
+    They form a line if `width` is 0. Otherwise, they are points with each seed's value.
+    """
     stride = len(samples) // 20 + 1  # of markers and error bars
     estimates = [estimate([ys]) for ys in samples.values()]
     margins = [x.margin if x else 0 for x in estimates]

@@ -70,11 +70,12 @@ def mean_and_squared_stderr(sample):
 def claim_p_values(estimates):
     """Return p-values for the alternatives "all contrasts are positive", "any is negative".
 
-    The first is the largest over contrasts (an intersection-union test). The second is the
-    smallest, Bonferroni-corrected. Both are doubled, as for two-sided tests.
+    The first is the largest one-sided p-value (an intersection-union test). The second is the
+    smallest, times their number (Bonferroni). Both are doubled, as for two-sided tests, and may
+    therefore exceed 1; `holm` clips them.
     """
-    p_below = min(x.p_below for x in estimates)
-    return 2 * (1 - p_below), 2 * p_below * len(estimates)
+    smallest = min(x.p_below for x in estimates)
+    return 2 * (1 - smallest), 2 * smallest * len(estimates)
 
 
 def holm(p_values):

@@ -85,7 +85,8 @@ FLAGS = [
     Flag(
         "held_out",
         None,
-        "number of test sequences, held out from training (default: 1024)",
+        "number of test sequences, held out from training (default: 1024; dual_frequency.py: "
+        "64 x --length)",
         int,
         at_least=1,
         below=1_000_000,
@@ -105,7 +106,7 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "norm of the encoding vectors (default: 1); ramp: norm at the last time step; "
+        "Euclidean norm of the encoding vectors (default: 1); ramp: at the last time step; "
         "learned: RMS norm at initialisation (default: sqrt(--embed))",
         float,
     ),
@@ -137,10 +138,13 @@ SMOKE = dict(
 
 
 class Task:
-    """A task: subclasses define name, scales, data and targets; an instance is one trial."""
+    """A task: subclasses define name, scales, data and targets.
+
+    An instance is a trial: the task with one configuration and seed.
+    """
 
     name = ""  # folder name of its trials
-    scales = {}  # scale -> {flag: default}, where it differs from the paper's
+    scales = {}  # scale -> {flag: value}, overriding the defaults of FLAGS
     figures: dict  # name -> figures.Figure
     extra_flags = ()  # added to FLAGS, or replacing those of the same name
     unused_flags = ()  # names of shared flags that do not apply
@@ -309,7 +313,7 @@ class Task:
         predictions, _ = common.predict(engine.features, model, batch, self.batch_size)
         inputs = batch.inputs[:, : self.n_steps() - batch.n_commands]
         examples = zip(inputs.tolist(), batch.targets.tolist(), predictions.tolist())
-        return [dict(zip(("inputs", "targets", "predictions"), x)) for x in examples]
+        return [dict(inputs=x, targets=y, predictions=z) for x, y, z in examples]
 
     def task_metrics(self, metrics, correct):
         """Return the final metrics: by default, add accuracy by position.
