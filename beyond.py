@@ -26,7 +26,7 @@ from delayed_add import ablation_figure
 from reverse import (
     FIG2_DESK,
     FIG13_ENCODINGS,
-    MORE_TRAINING_FAMILY,
+    TRAINING_BEATS_PE_FAMILY,
     Reverse,
     fig2_grid,
     random_and_learned_contrasts,
@@ -210,13 +210,13 @@ add_figure(
         ("gru", 256, 16), ("gru", 256, 64), ("lstm", 1024, 64), ("s4d", 1024, 64)
     ),
 )
-LONGER_TRAINING_CLAIM = Claim("Post hoc: PE helps after longer training")
+PE_HELPS_LONGER_CLAIM = Claim("Post hoc: PE helps after longer training")
 add_figure(
     "fig2-l16-2x",
     "Reversal, shorter inputs (L = 16), 2x",
     fig2_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
-    claims=[LONGER_TRAINING_CLAIM],
+    claims=[PE_HELPS_LONGER_CLAIM],
 )
 add_figure(
     "fig2-k8-gru-2x",
@@ -224,7 +224,7 @@ add_figure(
     grid(
         model="gru", vocab=8, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)
     ),
-    claims=[Claim("Small vocabulary, 2x"), LONGER_TRAINING_CLAIM],
+    claims=[Claim("Small vocabulary, 2x"), PE_HELPS_LONGER_CLAIM],
     plot=False,
 )
 SMALL_VOCAB_LSTM = dict(model="lstm", vocab=8)
@@ -251,12 +251,12 @@ add_figure(
     metrics=ACCURACY_AND_EDITS,
     plot=False,
 )
-PREREGISTERED_FAMILY = "Longer training, and fig2 on new seeds"
+LONGER_AND_NEW_SEEDS_FAMILY = "Longer training, and fig2 on new seeds"
 add_figure(
     "fig2-new-seeds",
     "Reversal, L = 32, seeds 11 to 13",
     fig2_grid(**FIG2_DESK, seed=range(11, 14)),
-    claims=[Claim(PREREGISTERED_FAMILY, MEAN_ACCURACY)],
+    claims=[Claim(LONGER_AND_NEW_SEEDS_FAMILY, MEAN_ACCURACY)],
     metrics=ACCURACY_AND_EDITS,
     summaries=K_SUMMARIES,
 )
@@ -350,9 +350,9 @@ for model, run in LONG_RUNS.items():
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[0])
     long_claims.append(Claim("Post hoc: PE helps at tuned rates", cell=cell))
     cell = cell | dict(iterations=budgets[-1])
-    long_claims.append(Claim(PREREGISTERED_FAMILY, "token accuracy", cell))
+    long_claims.append(Claim(LONGER_AND_NEW_SEEDS_FAMILY, "token accuracy", cell))
     if model != "gru":  # the GRU collapses without PE at this learning rate
-        long_claims.append(LONGER_TRAINING_CLAIM._replace(cell=cell))
+        long_claims.append(PE_HELPS_LONGER_CLAIM._replace(cell=cell))
 
     # Does no PE still improve from the second longest budget to the longest?
     shorter, longest = run.multiples[-2:]
@@ -367,7 +367,7 @@ for model, run in LONG_RUNS.items():
     )
 
 LONG_GRU = dict(model="gru", vocab=32, length=32, iterations=120_000, seed=range(11, 15))
-GRU_TRIALS_WITHOUT_PE = grid(**LONG_GRU, pe=["none", "constant"], lr=3e-3)
+GRU_BASELINES_LOW_LR = grid(**LONG_GRU, pe=["none", "constant"], lr=3e-3)  # tuned: 6e-3
 add_figure(
     "lr-search",
     "Learning-rate search for longer-training, at 1x (seed 100)",
@@ -388,7 +388,7 @@ add_figure(
 add_figure(
     "longer-training-low-lr",
     "GRU at 4x: learning rate 3e-3 for no PE and control, 6e-3 for PE (post hoc)",
-    GRU_TRIALS_WITHOUT_PE + grid(**LONG_GRU, pe="sin", lr=6e-3),
+    GRU_BASELINES_LOW_LR + grid(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
 )
@@ -420,7 +420,7 @@ def add_budget_figure(name, length, trials, claimed=MODELS, note=""):
         summaries=SPEED_UPS,
         contrasts=contrasts,
         claims=[
-            Claim(MORE_TRAINING_FAMILY, cell={}, contrast=contrast)
+            Claim(TRAINING_BEATS_PE_FAMILY, cell={}, contrast=contrast)
             for model, contrast in zip(MODELS, contrasts)
             if model in claimed
         ],
@@ -431,13 +431,13 @@ def add_budget_figure(name, length, trials, claimed=MODELS, note=""):
 
 
 FIG2_GRU = LONG_GRU | dict(iterations=30_000, seed=range(5, 14))
-SAME_LR_TRIALS = GRU_TRIALS_WITHOUT_PE + grid(**LONG_GRU, pe="sin", lr=3e-3)
+GRU_TRIALS_SAME_LR = GRU_BASELINES_LOW_LR + grid(**LONG_GRU, pe="sin", lr=3e-3)
 add_budget_figure(
     "training-vs-pe",
     32,
     grid(**FIG2_GRU, pe=NONE_AND_PE, lr=3e-3)
-    + SAME_LR_TRIALS
-    # Not the GRU's, which collapse at 4x with their tuned learning rate
+    + GRU_TRIALS_SAME_LR
+    # Without the GRU of long_trials: at its tuned rate, it collapses at 4x without PE
     + [trial for trial in long_trials if trial["model"] != "gru"],
     claimed=["gru", "s4d"],
     note="Learning rates of the LSTM: 3e-3 (no PE), 6e-3 (PE).",
@@ -458,8 +458,8 @@ LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
     "longer-training-same-lr",
     "GRU at 4x: learning rate 3e-3 for all encodings",
-    SAME_LR_TRIALS,
-    claims=[LONGER_TRAINING_CLAIM],
+    GRU_TRIALS_SAME_LR,
+    claims=[PE_HELPS_LONGER_CLAIM],
     plot=False,
 )
 add_figure(
@@ -470,13 +470,15 @@ add_figure(
     + grid(**LONG_S4D, pe=NONE_AND_PE, lr=[1e-2, 2e-2], seed=100),
     plot=False,
 )
-TUNED_TRIALS = grid(**LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21))
-TUNED_TRIALS += grid(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
+LSTM_TRIALS_TUNED_AT_4X = grid(
+    **LONG_LSTM, pe=["none", "constant"], lr=1.5e-3, seed=range(17, 21)
+)
+LSTM_TRIALS_TUNED_AT_4X += grid(**LONG_LSTM, pe="sin", lr=3e-3, seed=range(17, 21))
 add_figure(
     "longer-training-tuned",
     "LSTM at 4x: learning rates tuned at 4x",
-    TUNED_TRIALS,
-    claims=[LONGER_TRAINING_CLAIM],
+    LSTM_TRIALS_TUNED_AT_4X,
+    claims=[PE_HELPS_LONGER_CLAIM],
     tuned=["lr"],
     plot=False,
 )
@@ -484,12 +486,12 @@ GRU_CONTRAST, LSTM_CONTRAST = (longer_minus_pe(m, 120_000, 30_000) for m in ("gr
 add_figure(
     "training-vs-pe-tuned",
     "Can more training replace PE? (L = 32, best learning rates of no PE at 4x and PE at 1x)",
-    [trial for trial in GRU_TRIALS_WITHOUT_PE + TUNED_TRIALS if trial["pe"] == "none"]
+    [trial for trial in GRU_BASELINES_LOW_LR + LSTM_TRIALS_TUNED_AT_4X if trial["pe"] == "none"]
     + [
         trial for trial in long_trials if trial["pe"] == "sin" and trial["iterations"] == 30_000
     ],
     contrasts=[GRU_CONTRAST, LSTM_CONTRAST],
-    claims=[Claim(MORE_TRAINING_FAMILY, cell={}, contrast=LSTM_CONTRAST)],
+    claims=[Claim(TRAINING_BEATS_PE_FAMILY, cell={}, contrast=LSTM_CONTRAST)],
     tuned=["lr"],
     plot=False,
 )
@@ -505,8 +507,8 @@ def binned_curve(result):
 add_figure(
     "longer-training-curves",
     "Training curves: GRU (K = 32) and LSTM (K = 64) at 4x, S4D (K = 256) at 8x",
-    SAME_LR_TRIALS
-    + TUNED_TRIALS
+    GRU_TRIALS_SAME_LR
+    + LSTM_TRIALS_TUNED_AT_4X
     + [trial for trial in long_trials if trial["iterations"] == 80_000],
     tuned=["lr"],
     x="iteration",

@@ -182,25 +182,22 @@ def learning_rate(i, peak, warmup, iterations):
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
-    A subclass defines make_table(n_steps, size), whose vectors have norm 1 unless `table_norm`
-    says otherwise. If `amplitude` is given, they are scaled to this norm. They are set to zero
-    at `zeroed_steps`.
+    A subclass defines make_table(n_steps, size). Its vectors must have the norm that
+    `table_norm` returns: they are multiplied by amplitude / table_norm(size) if `amplitude` is
+    given. They are set to zero at `zeroed_steps` (see --encode).
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    supports_fast_engine = True  # False if forward() does more than add or join vectors()
+    # The fast engine adds or concatenates vectors() itself: False if forward() does more
+    supports_fast_engine = True
     unused_flags = ("bands",)  # flags that have no effect and are rejected
 
     def __init__(
         self, n_steps, size, combine="concat", zeroed_steps=None, amplitude=None, bands=(0, 1)
     ):
         super().__init__()
-        self.size, self.combine, self.zeroed_steps, self.bands = (
-            size,
-            combine,
-            zeroed_steps,
-            bands,
-        )
+        self.size, self.combine = size, combine
+        self.zeroed_steps, self.bands = zeroed_steps, bands
         self.output_size = size if combine == "add" else 2 * size  # width of the result
         norm = self.table_norm(size)
         self.scale = 1.0 if None in (amplitude, norm) else amplitude / norm
@@ -212,8 +209,10 @@ class Encoding(nn.Module):
 
     @staticmethod
     def table_norm(size):
-        """Return the norm of the vectors before scaling, or None if there are no vectors."""
-        # For Ramp, this is the largest norm. For Learned, it is the root mean square norm
+        """Return the vectors' norm in the table, or None if there are no vectors.
+
+        If norms differ, this is the largest (Ramp) or their root mean square (Learned).
+        """
         return 1.0
 
     def make_table(self, n_steps, size):

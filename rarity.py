@@ -69,14 +69,14 @@ class Rarity(Reverse):
         return batch._replace(targets=batch.targets % self.args.meanings)
 
 
-N_OUTPUTS = {"gru": 8, "lstm": 16, "s4d": 16}  # M, with K = 256
+M_AT_K256 = {"gru": 8, "lstm": 16, "s4d": 16}  # output classes
 
 
 def desk_grid():
     """Return the new trials, and those of fig2-all-seeds at K = M and (LSTM, S4D) K = 256."""
     new = fig2_grid([256], [256], length=32, seed=range(17, 23))
     for trial in new:
-        trial["meanings"] = N_OUTPUTS[trial["model"]]
+        trial["meanings"] = M_AT_K256[trial["model"]]
     return new + fig2_grid([8], [16, 256], length=32, seed=range(5, 14))
 
 
@@ -94,7 +94,7 @@ def rarity_contrasts(metric=""):
     more. In log error, the signs are reversed.
     """
     none = dict(pe="none")
-    for model, M in N_OUTPUTS.items():
+    for model, M in M_AT_K256.items():
         small = dict(model=model, vocab=M)
         split = dict(model=model, vocab=256, meanings=M)
         name = f"{model_label(model)} {metric}".strip()

@@ -149,10 +149,11 @@ def rescale(J):
 def s4d_stability(layer, inputs, target_step):
     """Return S4D stability (P,), from J[i, (h, n)] = M[i, h] w[h, n].
 
-    w, which all sequences share, is the derivative of y_h w.r.t. state n. With y as the GELU's
-    input, [value, gate] is mix(gelu(y)), and the output is value * sigmoid(gate). The
-    derivatives of the output w.r.t. value and gate are p and q. The halves of mix's weight are
-    W (for value) and V (for gate). Therefore, M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h).
+    w, which all sequences share, is proportional to the derivative of y_h w.r.t. state n. With
+    y as the GELU's input, [value, gate] is mix(gelu(y)), and the output is value *
+    sigmoid(gate). The derivatives of the output w.r.t. value and gate are p and q. The halves
+    of mix's weight are W (for value) and V (for gate). Therefore,
+    M[i, h] = (p_i W[i, h] + q_i V[i, h]) gelu'(y_h).
     """
     kernel = layer.kernel(len(inputs)).flip(1)  # (H, T)
     y = sum(k * x for k, x in zip(kernel.T, inputs))
@@ -163,9 +164,9 @@ def s4d_stability(layer, inputs, target_step):
     mixed = F.linear(F.gelu(y), weight, bias)  # value and gate
     grad = elementwise_grad(F.gelu, y).chunk(2)  # A's and B's
     p, q = (half.chunk(2) for half in elementwise_grad(F.glu, mixed).chunk(2, 1))  # (P, D) each
-    # w is the derivative of y w.r.t. the state after the target, without a constant factor,
-    # which cancels. As in Gu et al. (2022), the state includes the input's weight
-    # (exp(dt A) - 1) / A, which S4D.discretise multiplies into C instead
+    # w = C exp((T - target_step) dt A), up to a constant factor, which cancels. As in Gu et al.
+    # (2022), the input is multiplied by (exp(dt A) - 1) / A before it enters the state.
+    # S4D.discretise moves this factor into C, so `layer.C` is used here
     decay = (layer.discretise()[0] * (len(inputs) - target_step)).exp()
     w = torch.view_as_complex(layer.C) * decay  # (H, N/2)
     w_norm2 = w.abs().double().square().sum(1)  # |w_h|^2, (H,)

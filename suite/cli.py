@@ -5,7 +5,8 @@
 A flag that neither the command line nor the figure sets has the scale's value or, if the scale
 does not set it, the paper's. A flag that both set selects the figure's trials with this value;
 only --seed replaces the figure's value. `task_class` is a script's subclass of Task, and `task`
-is an instance of it, which is one trial. `given` holds the flags given on the command line.
+is an instance of it, which is one trial. `given` holds the flags given on the command line, and
+`flags` those of a figure's trial.
 """
 
 import argparse
@@ -274,7 +275,7 @@ def trials_of_figure(task_class, given, figure_name):
             continue
         for flags in grid(**trial_flags | {"seed": given.get("seed", trial_flags["seed"])}):
             task = make_task(task_class, given | flags)
-            argv = format_flags(flags | given | flags)  # the figure's flags first
+            argv = format_flags(flags | given | flags)  # in the figure's order, its values win
             trials.setdefault(task.folder, jobs.Trial(task, flags, argv))
     trials = list(trials.values())
     if not trials:

@@ -1,4 +1,9 @@
-"""Figures as data: grids of trials, metrics, contrasts and claims; report.py shows them."""
+"""Figures as data: grids of trials, metrics, contrasts and claims; report.py shows them.
+
+A cell is the trials of a figure that differ only in encoding and seed; it is given by the flags
+that they share. In figures, PE alone means the sinusoid (--pe sin), and the control is
+`constant` or, where there is none, `dup`.
+"""
 
 import itertools
 import math
@@ -87,7 +92,7 @@ class Claim(NamedTuple):
 
     family: str  # claims that are Holm-corrected together
     metric: str | Metric = "token accuracy"
-    cell: dict | None = None  # flags of its trials; {}: all trials; None: a claim per cell
+    cell: dict | None = None  # {}: all trials; None: one claim for each cell
     contrast: Contrast | None = None
 
 
@@ -98,8 +103,8 @@ ACCURACY_AND_EDITS = ACCURACY | {"edit distance": "damerau_levenshtein"}
 class Figure(NamedTuple):
     """Trials, metrics and comparisons of a figure, table or section.
 
-    report.py prints each metric and summary for every cell (trials that differ only in encoding
-    and seed), and the differences PE - no PE and PE - control.
+    report.py prints each metric and summary for every cell, and the differences PE - no PE and
+    PE - control.
     """
 
     title: str
