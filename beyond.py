@@ -176,15 +176,15 @@ def gain_contrasts(model, flag, large, small, **shared):
 
     The gain is over no PE and over the control, in accuracy and in log-odds.
     """
-    plus, minus = ({"model": model, **shared, flag: value} for value in (large, small))
+    at_large, at_small = ({"model": model, **shared, flag: x} for x in (large, small))
     label = ", ".join(cell_labels(dict(model=model, **shared)))
     change = " minus ".join(f"{flag_label(flag)} = {value}" for value in (large, small))
     return [
         gain_difference(
-            f"{label}: gain in {metric} over {name}, {change}", plus, minus, pe, metric
+            f"{label}: gain in {metric} over {name}, {change}", at_large, at_small, over, metric
         )
         for metric in ACCURACY_AND_LOG_ODDS
-        for pe, name in (("none", "no PE"), ("constant", "the control"))
+        for over, name in (("none", "no PE"), ("constant", "the control"))
     ]
 
 

@@ -108,7 +108,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(features), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             logits = F.linear(features[chunk], weight_cast, bias_cast).to(weight.dtype)
-            # From here, `logits` holds the gradient
+            # Overwrites `logits` with their gradient
             chunk_loss, chunk_accuracy = loss_and_grad_(
                 logits, targets[chunk], loss_weights[chunk]
             )
@@ -182,9 +182,9 @@ def learning_rate(i, peak, warmup, iterations):
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
-    A subclass defines make_table(n_steps, size). Its vectors must have the norm that
-    `table_norm` returns: they are multiplied by amplitude / table_norm(size) if `amplitude` is
-    given. They are set to zero at `zeroed_steps` (see --encode).
+    A subclass, which is listed in ENCODINGS, defines make_table(n_steps, size). The table's
+    vectors must have norm 1, or the norm that `table_norm` returns: to scale them to
+    `amplitude`, they are divided by it. They are set to zero at `zeroed_steps` (see --encode).
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed

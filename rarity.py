@@ -8,7 +8,8 @@
 
 In reverse.py, a larger K makes each token rarer, and also increases the information per token
 (log2 K bits). Here, K sets the rarity of input tokens, and M the information to remember.
-Tokens with the same target are synonyms. With M = K, the task is that of reverse.py.
+Tokens with the same target are synonyms. With M = K, the task is that of reverse.py. The flag
+for M is --meanings.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -86,9 +87,9 @@ def log_error(result):
 
 
 def rarity_contrasts(metric=""):
-    """Yield the contrasts R1 and R2 of each model.
+    """Yield the preregistered contrasts R1 and R2 of each model (PROTOCOLS.md).
 
-    R1 is the metric without PE at K = M, minus that at K = 256 with M outputs. R2 is the
+    Splitting replaces each of M tokens by 256 / M synonyms. R1 is the metric without PE at K = M, minus that at K = 256 with M outputs. R2 is the
     difference PE - no PE at K = 256 with M outputs, minus the same difference at K = M. In
     accuracy, R1 is positive if splitting tokens hurts, and R2 is positive if PE then helps
     more. In log error, the signs are reversed.

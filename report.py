@@ -6,8 +6,9 @@
     python report.py runs > trials.csv                 # a row per finished trial in a folder
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 
-Flags of SCRIPT, such as --model, select trials. Plots are written to OUT/figures. With FOLDER,
-the output is CSV without constant columns. Tables and plots show means over seeds with 95%
+Without SCRIPT, tables of all scripts are printed. Flags of SCRIPT, such as --model, select
+trials. FOLDER prints a CSV of all trials in it, without columns in which all values are equal.
+Plots are written to OUT/figures. Tables and plots show means over seeds with 95%
 confidence intervals (Student's t). Tables also show differences, such as PE - no PE, with 95%
 confidence intervals and two-sided, uncorrected p-values (Welch's t-test, or a paired one where
 marked).

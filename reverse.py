@@ -2,7 +2,7 @@
 
     python reverse.py --model lstm --pe sin --vocab 16384 --seed 0  # one trial of Fig. 2
     python reverse.py --list fig2                                   # list all its trials
-    python reverse.py --scale quick --all fig2                      # 3 minutes on two cores
+    python reverse.py --scale quick --all fig2                      # 16 small GRUs: 3 minutes
     sbatch --array=0-179 slurm_array.sh reverse.py fig2             # all 180 trials, on SLURM
 
     in   3 1 4 _ _ _        _ is the command token; time steps 1 .. 2L
@@ -32,7 +32,7 @@ from suite.figures import (
 )
 from suite.task import DESK, SMOKE, Task
 
-CONFIRMATORY_SEEDS = range(5, 11)  # not used before the claims were preregistered
+NEW_SEEDS = range(5, 11)  # not used before they were preregistered for fig2
 
 
 class Reverse(Task):
@@ -69,13 +69,13 @@ def fig2_grid(gru_vocab, vocab, s4d_iterations=10_000, **flags):
 
 FIG2_DESK = dict(gru_vocab=[4, 8, 16, 32], vocab=[16, 32, 64, 256], length=32)
 LARGEST_K = {"gru": 32, "lstm": 256, "s4d": 256}  # in FIG2_DESK
-FIG2_FAMILY = "Reversal at L = 32"  # stability.py has a seventh claim of this family
+FIG2_FAMILY = "Reversal at L = 32"  # six claims here, and a seventh in stability.py
 Reverse.figures["fig2"] = Figure(
     "Reversal, by vocabulary size",
     {
         "paper": grid(model="gru", pe=NONE_AND_PE, vocab=[32, 64, 128, 256])
         + grid(model=["lstm", "s4d"], pe=NONE_AND_PE, vocab=[2**n for n in range(8, 15)]),
-        "desk": fig2_grid(**FIG2_DESK, seed=CONFIRMATORY_SEEDS),
+        "desk": fig2_grid(**FIG2_DESK, seed=NEW_SEEDS),
         "quick": grid(model="gru", vocab=[8, 16], seed=range(4), pe=NONE_AND_PE),
         "smoke": grid(model=["gru", "lstm", "s4d"], pe=NONE_AND_PE, vocab=[8, 16], seed=0),
     },
@@ -148,9 +148,9 @@ def paper_budget_grid(**flags):
 
 
 def doubling_contrasts(iterations, batch):
-    """Return Contrasts of no PE with twice the iterations, or twice the batch size.
+    """Return four Contrasts: no PE with twice the iterations, or twice the batch size.
 
-    They subtract no PE and PE with neither doubled.
+    Each subtracts either no PE or PE with neither doubled.
     """
     none = dict(pe="none", iterations=iterations, batch=batch)
     longer, larger = none | dict(iterations=2 * iterations), none | dict(batch=2 * batch)
@@ -174,7 +174,7 @@ Reverse.figures["section4.1"] = Figure(
         + grid(**DESK_LSTM, pe=NONE_AND_PE, iterations=30_000, batch=128),
     },
     contrasts=doubling_contrasts(300_000, 512) + DESK_CONTRASTS,
-    # The batch size; beyond.py has claims on more iterations
+    # No PE with 2x batch size - PE; beyond.py has claims on more iterations
     claims=[Claim(TRAINING_BEATS_PE_FAMILY, cell={}, contrast=DESK_CONTRASTS[-1])],
     x=("pe", "iterations", "batch"),
 )

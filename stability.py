@@ -110,7 +110,7 @@ def recurrent_stability(layer, inputs, target_step):
         state = [part.detach() for part in new]
     # J = (d h_T / d s_T) (d s_T / d s_{T-1}) ... (d s_{t+1} / d s_t), with the state s and the
     # target's step t
-    J = inputs.new_zeros(n_parts, n_sequences, H, H)  # w.r.t. c and h, (n_parts, S, D, H)
+    J = inputs.new_zeros(n_parts, n_sequences, H, H)  # w.r.t. each part, (n_parts, S, D, H)
     J[-1] = torch.eye(H)
     for steps, step_grads in enumerate(reversed(grads[target_step:]), 1):
         J = chain_step(J, step_grads, weight)

@@ -73,8 +73,9 @@ EXECUTION_FLAGS = [
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
 FIGURE_RULES = """\
-A flag that the figure sets, such as --model, selects trials. --seed replaces the figure's
-seeds. Any other flag, such as --clip, applies to all trials. FIGURE defaults to all figures."""
+A flag in the figure's commands (see --list), such as --model, selects the trials with this
+value. --seed replaces the figure's seeds. Any other flag, such as --clip, applies to all
+trials. FIGURE defaults to all figures."""
 EXIT_CODES = """
 exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 folder in use by another
 process or deleted, 75 interrupted by a signal (run again to resume)"""

@@ -1,8 +1,8 @@
 """Figures as data: grids of trials, metrics, contrasts and claims; report.py shows them.
 
-A cell is the trials of a figure that differ only in encoding and seed; it is given by the flags
-that they share. In figures, PE alone means the sinusoid (--pe sin), and the control is
-`constant` or, where there is none, `dup`.
+A cell is a group of trials that differ only in encoding, seed and tuned flags. A dictionary of
+the flags that they share selects it. In figures, PE alone means the sinusoid (--pe sin), and
+the control is `constant` or, where there is none, `dup`.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Metric(NamedTuple):
     summarises trials that differ only in K.
     """
 
-    label: str
+    label: str  # in tables; of single trials, also the key of Result.values
     across: tuple = ()
     compute: Callable | None = None  # summaries: [Result] -> a number, possibly censored
     display: Callable = float  # transform for display, such as exp2 of logarithms
@@ -78,10 +78,13 @@ def encoding_contrast(plus, minus):
 
 
 def gain_difference(label, setting, reference, over="none", metric=""):
-    """Return a difference in differences: PE's gain in `setting` minus that in `reference`."""
-    base, sin = dict(pe=over), dict(pe="sin")
-    plus = [setting | sin, reference | base]
-    return Contrast(label, plus, [setting | base, reference | sin], metric=metric)
+    """Return a difference in differences: PE's gain in `setting` minus that in `reference`.
+
+    The gain is over the encoding `over`, which is no PE or a control.
+    """
+    other, sin = dict(pe=over), dict(pe="sin")
+    plus = [setting | sin, reference | other]
+    return Contrast(label, plus, [setting | other, reference | sin], metric=metric)
 
 
 class Claim(NamedTuple):

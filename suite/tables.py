@@ -255,7 +255,7 @@ def claims_table(claims):
 
 
 def claims_of(figure, results):
-    """Yield a figure's claims, each of one cell that has trials without PE and with PE."""
+    """Yield a figure's claims, one per cell; those without a contrast need PE and no PE."""
     keys = key_flags(figure, results)
     for claim in figure.claims:
         cells = [claim.cell]

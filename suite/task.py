@@ -106,8 +106,9 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "Euclidean norm of the encoding vectors (default: 1); ramp: at the last time step; "
-        "learned: RMS norm at initialisation (default: sqrt(--embed))",
+        "Euclidean norm of each encoding vector (default: 1). For ramp, this is the norm at "
+        "the last time step. For learned, it is the RMS norm at initialisation, by default "
+        "sqrt(--embed)",
         float,
     ),
     Flag(

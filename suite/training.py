@@ -68,7 +68,8 @@ class Trainer:
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **machine.provenance(engine, device),
         }
-        self.earlier_processes = []  # "processes" in last.pt, "earlier" in result.json
+        # "earlier" in result.json; last.pt adds this process and says "processes"
+        self.earlier_processes = []
 
     def loop(self):
         """Train until the last iteration or a signal, and save."""
