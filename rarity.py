@@ -89,10 +89,10 @@ def log_error(result):
 def rarity_contrasts(metric=""):
     """Yield the preregistered contrasts R1 and R2 of each model (PROTOCOLS.md).
 
-    Splitting replaces each of M tokens by 256 / M synonyms. R1 is the metric without PE at K = M, minus that at K = 256 with M outputs. R2 is the
-    difference PE - no PE at K = 256 with M outputs, minus the same difference at K = M. In
-    accuracy, R1 is positive if splitting tokens hurts, and R2 is positive if PE then helps
-    more. In log error, the signs are reversed.
+    Splitting replaces each of M tokens by 256 / M synonyms. R1 is the metric without PE at
+    K = M, minus that at K = 256 with M outputs. R2 is the difference PE - no PE at K = 256 with
+    M outputs, minus the same difference at K = M. In accuracy, R1 is positive if splitting
+    hurts, and R2 is positive if PE then helps more. In log error, the signs are reversed.
     """
     none = dict(pe="none")
     for model, M in M_AT_K256.items():
