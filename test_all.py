@@ -1623,7 +1623,7 @@ def test_readme_claims_match_results_page():
         known |= set(re.findall(r"\d+", linked))  # K, L, n
         cells = re.sub(r"\(.*?\)", "", row.partition("|")[2])
         assert known >= set(re.findall(r"\d+\.?\d*", cells)), row
-    rows = RESULTS.partition("PE helps reversal** (claims: 21)")[2].partition("\n<!--")[0]
+    rows = RESULTS.partition("PE helps reversal** (claims: 21)")[2].partition("\n**")[0]
     assert f"[{rows.count('| supported |')} of 21 combinations]" in README
 
 
