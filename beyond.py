@@ -343,14 +343,12 @@ for model, run in LONG_RUNS.items():
     long_trials += grid(**flags, pe="none", lr=run.baseline_lr, iterations=budgets)
     long_trials += grid(**flags, pe="sin", lr=run.pe_lr, iterations=budgets)
     # The control is trained only at the shortest and the longest budget
-    shortest_and_longest = [budgets[0], budgets[-1]]
-    long_trials += grid(
-        **flags, pe="constant", lr=run.baseline_lr, iterations=shortest_and_longest
-    )
+    ends = [budgets[0], budgets[-1]]
+    long_trials += grid(**flags, pe="constant", lr=run.baseline_lr, iterations=ends)
     cell = dict(model=model, vocab=run.vocab, iterations=budgets[0])
     long_claims.append(Claim("Post hoc: PE helps at tuned rates", cell=cell))
     cell = cell | dict(iterations=budgets[-1])
-    long_claims.append(Claim(LONGER_AND_NEW_SEEDS_FAMILY, "token accuracy", cell))
+    long_claims.append(Claim(LONGER_AND_NEW_SEEDS_FAMILY, cell=cell))
     if model != "gru":  # the GRU collapses without PE at this learning rate
         long_claims.append(PE_HELPS_LONGER_CLAIM._replace(cell=cell))
 

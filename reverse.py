@@ -82,8 +82,7 @@ Reverse.figures["fig2"] = Figure(
     ACCURACY_AND_EDITS,
     summaries=K_SUMMARIES,
     claims=[
-        Claim(FIG2_FAMILY, "token accuracy", dict(model=model, vocab=K))
-        for model, K in LARGEST_K.items()
+        Claim(FIG2_FAMILY, cell=dict(model=model, vocab=K)) for model, K in LARGEST_K.items()
     ]
     + [Claim(FIG2_FAMILY, K95)],
 )
