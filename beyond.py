@@ -1,4 +1,4 @@
-"""Beyond the paper: reversal with sinusoidal positional encoding (PE).
+"""Experiments on reversal that are not in the paper. PE is the sinusoid (--pe sin).
 
     python beyond.py --scale desk --all fig2-l16         # Fig. 2 at L = 16
     python beyond.py --scale desk --all pe-ablation      # which property of PE helps?
@@ -115,7 +115,7 @@ common.LAYERS["mamba"] = Mamba
 
 
 class Beyond(Reverse):
-    """Reversal with other figures, and with stacked Mamba blocks."""
+    """Reversal with our own figures, and with stacked Mamba blocks."""
 
     name = "reverse"  # reverse.py's trials are reused
     extra_flags = [
@@ -188,11 +188,11 @@ def gain_contrasts(model, flag, large, small, **shared):
     ]
 
 
-def gain_growth(*pairs):
-    """Return Contrasts of PE's gain at two K, given tuples (model, larger K, smaller K)."""
+def gain_growth(*cases):
+    """Return Contrasts of PE's gain at two Ks; a case is (model, larger K, smaller K)."""
     return [
         contrast
-        for model, *vocabs in pairs
+        for model, *vocabs in cases
         for contrast in gain_contrasts(model, "vocab", *vocabs)
     ]
 
@@ -210,21 +210,21 @@ add_figure(
         ("gru", 256, 16), ("gru", 256, 64), ("lstm", 1024, 64), ("s4d", 1024, 64)
     ),
 )
-PE_HELPS_LONGER_CLAIM = Claim("Post hoc: PE helps after longer training")
+LONGER_TRAINING_CLAIM = Claim("Post hoc: PE helps after longer training")
 add_figure(
     "fig2-l16-2x",
-    "Reversal, shorter inputs (L = 16), 2x",
+    "Reversal, shorter inputs (L = 16), 2x iterations",
     fig2_grid([16, 256], [64, 1024], s4d_iterations=20_000, iterations=60_000),
     metrics=ACCURACY_AND_EDITS,
-    claims=[PE_HELPS_LONGER_CLAIM],
+    claims=[LONGER_TRAINING_CLAIM],
 )
 add_figure(
     "fig2-k8-gru-2x",
-    "Reversal, small vocabulary (K = 8, L = 32), 2x",
+    "Reversal, small vocabulary (GRU, K = 8, L = 32), 2x iterations",
     grid(
         model="gru", vocab=8, length=32, iterations=60_000, pe=WITH_CONSTANT, seed=range(11, 15)
     ),
-    claims=[Claim("Small vocabulary, 2x"), PE_HELPS_LONGER_CLAIM],
+    claims=[Claim("Small vocabulary, 2x"), LONGER_TRAINING_CLAIM],
     plot=False,
 )
 SMALL_VOCAB_LSTM = dict(model="lstm", vocab=8)
@@ -350,9 +350,9 @@ for model, run in LONG_RUNS.items():
     cell = cell | dict(iterations=budgets[-1])
     long_claims.append(Claim(LONGER_AND_NEW_SEEDS_FAMILY, cell=cell))
     if model != "gru":  # the GRU collapses without PE at this learning rate
-        long_claims.append(PE_HELPS_LONGER_CLAIM._replace(cell=cell))
+        long_claims.append(LONGER_TRAINING_CLAIM._replace(cell=cell))
 
-    # Does no PE still improve from the second longest budget to the longest?
+    # Without PE, is the longest budget still better than the second longest?
     shorter, longest = run.multiples[-2:]
     none = dict(model=model, pe="none")
     long_contrasts.append(
@@ -371,7 +371,7 @@ add_figure(
     "Learning-rate search for longer-training, at 1x (seed 100)",
     lr_trials,
     plot=False,
-    note="longer-training uses the best rates of PE and no PE. The control uses that of no PE.",
+    note="longer-training uses the best rates with and without PE (control: as without PE).",
 )
 add_figure(
     "longer-training",
@@ -405,7 +405,7 @@ def longer_minus_pe(model, longer, shorter):
 def add_budget_figure(name, length, trials, claimed=MODELS, note=""):
     """Add a figure with contrasts of no PE at the longest budget minus PE at the shortest.
 
-    Those of the models in `claimed` are claims.
+    For models in `claimed`, the contrast is also a claim.
     """
     contrasts = []
     for model in MODELS:
@@ -457,7 +457,7 @@ add_figure(
     "longer-training-same-lr",
     "GRU at 4x: learning rate 3e-3 for all encodings",
     GRU_TRIALS_SAME_LR,
-    claims=[PE_HELPS_LONGER_CLAIM],
+    claims=[LONGER_TRAINING_CLAIM],
     plot=False,
 )
 add_figure(
@@ -476,7 +476,7 @@ add_figure(
     "longer-training-tuned",
     "LSTM at 4x: learning rates tuned at 4x",
     LSTM_TRIALS_TUNED_AT_4X,
-    claims=[PE_HELPS_LONGER_CLAIM],
+    claims=[LONGER_TRAINING_CLAIM],
     tuned=["lr"],
     plot=False,
 )

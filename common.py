@@ -182,13 +182,13 @@ def learning_rate(i, peak, warmup, iterations):
 class Encoding(nn.Module):
     """One vector per time step, concatenated with the token embedding or added to it.
 
-    A subclass, which is listed in ENCODINGS, defines make_table(n_steps, size). The table's
-    vectors must have norm 1, or the norm that `table_norm` returns: to scale them to
-    `amplitude`, they are divided by it. They are set to zero at `zeroed_steps` (see --encode).
+    Subclasses, listed in ENCODINGS, define make_table(n_steps, size). Its vectors have norm
+    `table_norm`, and are multiplied by amplitude / table_norm if an amplitude is given. They
+    are set to zero at `zeroed_steps` (see --encode).
     """
 
     save_table = True  # in checkpoints; False where the table can be recomputed
-    # The fast engine adds or concatenates vectors() itself: False if forward() does more
+    # False if forward() does more than add or concatenate vectors()
     supports_fast_engine = True
     unused_flags = ("bands",)  # flags that have no effect and are rejected
 
@@ -209,7 +209,7 @@ class Encoding(nn.Module):
 
     @staticmethod
     def table_norm(size):
-        """Return the vectors' norm in the table, or None if there are no vectors.
+        """Return the vectors' unscaled norm, or None if there are no vectors.
 
         If norms differ, this is the largest (Ramp) or their root mean square (Learned).
         """
@@ -250,7 +250,7 @@ class Sinusoid(Encoding):
                 f"--embed {size} must be even: sinusoidal PE has sine-cosine pairs"
             )
         start, end = self.bands
-        exponent = torch.arange(0, size, 2, dtype=torch.float64) / size  # from 0 to below 1
+        exponent = torch.arange(0, size, 2, dtype=torch.float64) / size  # in [0, 1)
         kept = (start <= exponent) & (exponent < end)
         if not kept.any():
             raise UsageError(f"--bands {start:g}:{end:g} keeps none of {size // 2} frequencies")
@@ -283,7 +283,7 @@ class Learned(Encoding):
 
     def make_table(self, n_steps, size):
         table = nn.Parameter(self.scale * torch.randn(n_steps, size))
-        self.scale = 1.0  # scaled here, once, so that training can change the norms
+        self.scale = 1.0  # scale the initial vectors, not Adam's updates
         return table
 
 
@@ -424,7 +424,7 @@ class S4D(nn.Module):
 
     def kernel_from_tables(self, coarse, fine, n_steps):
         """Multiply the two tables, in double precision on CUDA: (H, n_steps)."""
-        if coarse.is_cuda:  # tf32 and bf16 are too imprecise for this sum
+        if coarse.is_cuda:  # tf32 and autocast are too imprecise
             coarse, fine = coarse.double(), fine.double()
         return 2 * (coarse.mT @ fine).flatten(1)[:, :n_steps].to(self.D.dtype)
 
@@ -612,7 +612,7 @@ def damerau_levenshtein(a, b):
     return table[-2, -2]
 
 
-# -- One more layer, which is not in the paper, and the table of all layers
+# -- A layer that is not in the paper, and the table of all layers
 class MinGRU(nn.Linear):
     """minGRU (Feng et al., 2024): h_t = (1 - z_t) * h_{t-1} + z_t * c_t.
 

@@ -73,14 +73,14 @@ SEQUENCE_HALVES = {
     "PE in the second half": dict(pe="sin", encode="output"),
 }
 FREQUENCY_THIRDS = {
-    "high-frequency third": dict(pe="sin", bands="0:0.3334"),
-    "middle third": dict(pe="sin", bands="0.3334:0.6667"),
-    "low-frequency third": dict(pe="sin", bands="0.6667:1"),
+    "high-frequency third of PE": dict(pe="sin", bands="0:0.3334"),
+    "middle third of PE": dict(pe="sin", bands="0.3334:0.6667"),
+    "low-frequency third of PE": dict(pe="sin", bands="0.6667:1"),
 }
 
 
 def ablation_figure(title, setting, variants=SEQUENCE_HALVES):
-    """Return a figure that compares PE with other encodings and with `variants` of itself."""
+    """Return a figure: PE against other encodings, its `variants` against no PE and dup."""
     trials = grid(**setting, pe=["none", "dup", "sin", "random", "ramp", "counter", "shuffled"])
     contrasts = [
         Contrast(f"PE - {pe} ({difference})", dict(pe="sin"), dict(pe=pe))

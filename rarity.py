@@ -1,4 +1,4 @@
-"""Vocabulary size or rarity? Reversal with K input tokens but only M output classes.
+"""Rarity or information per token? Reversal with K input tokens but only M output classes.
 
     python rarity.py --model s4d --pe sin --vocab 256 --meanings 16 --seed 0
     python rarity.py --scale desk --all rarity

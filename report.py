@@ -7,8 +7,8 @@
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 
 Without SCRIPT, tables of all scripts are printed. Flags of SCRIPT, such as --model, select
-trials. FOLDER prints a CSV of all trials in it, without columns in which all values are equal.
-Plots are written to OUT/figures. Tables and plots show means over seeds with 95%
+trials. With FOLDER, its finished trials are printed as CSV, without constant columns. Plots
+are written to OUT/figures. Tables and plots show means over seeds with 95%
 confidence intervals (Student's t). Tables also show differences, such as PE - no PE, with 95%
 confidence intervals and two-sided, uncorrected p-values (Welch's t-test, or a paired one where
 marked).
@@ -42,8 +42,8 @@ from suite.tables import claims_of, claims_table, contrast_table, make_caption, 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
 Means over seeds, ± or [ ]: 95% CI (Student's t), if n >= 3. Differences: [95% CI] and p
-(Welch's t-test, uncorrected; paired where marked). Censored: beyond the tested range, whose
-nearest value replaces it in the mean."""
+(Welch's t-test, uncorrected; paired where marked). Censored: outside the tested range,
+averaged as its nearest value."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- claims: made by python report.py --write, do not edit -->",
     "<!-- end of claims -->",
@@ -54,7 +54,7 @@ DELIMITERS = [  # of the generated parts of RESULTS.md
 
 # -- Reading results, which may be invalid
 def clean(text):
-    """Replace control, markup and non-ASCII characters by question marks."""
+    """Replace control, markup and non-ASCII characters with question marks."""
     return re.sub(r"[^ -~]|[<>|`&$\\]", "?", str(text))
 
 
@@ -294,11 +294,11 @@ def main():
 def dispatch(args, positionals):
     if args.write:
         if positionals or args.task_argv or args.brief:
-            raise UsageError("--write takes no script, figure or flag but --scale and --out")
+            raise UsageError("--write accepts only the flags --scale and --out")
         write_page(args)
     elif positionals and Path(positionals[0]).is_dir():
         if sys.argv[2:]:
-            raise UsageError("FOLDER takes no figure or flag: its CSV has all trials")
+            raise UsageError("FOLDER takes no figure or flag")
         with contextlib.redirect_stdout(sys.stderr):  # messages about skipped files
             text = trials_csv(positionals[0])
         print(text, end="")
@@ -309,7 +309,7 @@ def dispatch(args, positionals):
 
 def print_tables(args, script="", *names):
     if args.task_argv and not script:
-        raise UsageError("script and figures come first: report.py reverse.py fig2 --model gru")
+        raise UsageError("put script and figures first: report.py reverse.py fig2 --model gru")
     available = list(figures_at(args.scale, [find_task_class(script)] if script else TASKS))
     if not available:
         raise UsageError(f"no figure has trials at --scale {args.scale}")
@@ -330,7 +330,7 @@ def print_tables(args, script="", *names):
             else:
                 error = UsageError(
                     f"{args.out} has no finished trials at --scale {args.scale} "
-                    "(those of RESULTS.md: --scale desk --out results)"
+                    "(RESULTS.md uses --scale desk --out results)"
                 )
     if not lines:
         raise error

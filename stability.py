@@ -4,15 +4,15 @@
     python stability.py --all fig5 --train                                   # all trials
 
     A   7 3 1 4 _ _ _ _    Sequences A and B are equal up to the target (here 7); the tokens
-    B   7 2 2 5 _ _ _ _    after it, the disturbants, differ. The target is output at step ^.
+    B   7 2 2 5 _ _ _ _    after it are drawn independently. The target is output at step ^.
                       ^
 
 J is the Jacobian of the layer's output at ^ with respect to the layer's state just after it
 reads the target. Its rows are a_i for A and b_i for B. A pair's stability is the mean cosine
 similarity of a_i and b_i, weighted by |a_i| |b_i|: sum_i <a_i, b_i> / sum_i |a_i| |b_i|. It is
-1 if the rows are parallel, and 0 if they are orthogonal. It is then averaged over pairs, for
-each combination of Frequent or Rare target and disturbants. In training, each Rare token is
-drawn one seventh as often as a Frequent one.
+1 if all a_i and b_i align, 0 if they are orthogonal, and -1 if they are opposite. It is then
+averaged over pairs, for each combination of Frequent or Rare target and disturbants (the other
+tokens). In training, each Rare token is drawn one seventh as often as a Frequent one.
 
 This script evaluates each weight snapshot of a trial that dual_frequency.py has trained with
 the same flags (--train trains it first; trials of other scripts cannot be used).
@@ -44,8 +44,8 @@ from suite.task import Flag
 
 # -- Sequence pairs and the similarity of their Jacobians. In shapes, P is the number of pairs,
 # S the number of sequences, and T the number of steps up to the output step ^. K is the
-# vocabulary size, H the hidden size, and D = H the number of rows of J. G is the number of the
-# layer's input channels, which are gate pre-activations or, in S4D, H channels
+# vocabulary size, H the hidden size, and D = H the number of rows of J. G is the number of
+# layer inputs per step: all gate pre-activations or, in S4D, H channels
 def draw_pairs(seed, vocab, length, target_step, count, device="cpu"):
     """Draw A and B, (4 count, T) each, in CONDITIONS order; target_step counts from 1."""
     half = vocab // 2  # the first Rare integer
@@ -82,7 +82,7 @@ def stability(model, a, b, target_step, chunk_size=64):
 def weighted_cosine(inner_products):
     """Return the weighted cosine similarity (P,); it is 0 if a Jacobian is 0.
 
-    inner_products(i, j) are those of corresponding Jacobian rows, (P, D), of sequences i and j
+    inner_products(i, j) returns those of matching Jacobian rows, (P, D), of sequences i and j
     (0: A, 1: B).
     """
     ab, aa, bb = (inner_products(i, j).double() for i, j in ((0, 1), (0, 0), (1, 1)))
@@ -137,7 +137,7 @@ def chain_step(J, grads, weight):
 
 
 def rescale(J):
-    """Divide each sequence's J by its largest entry; the cosine does not change.
+    """Divide each sequence's J by its largest absolute entry, which keeps the cosine.
 
     Without this, a product of up to 127 step Jacobians (L = 64) would underflow.
     """
@@ -244,7 +244,7 @@ class Stability(DualFrequency):
 
     def load_inputs(self):
         if not (self.args.train or files.can_skip(self) or files.can_skip(self.source_task)):
-            raise UsageError(f"{self.folder} is not finished: use --train to train it")
+            raise UsageError(f"{self.folder}: training is unfinished; add --train")
 
     def run(self):
         """Train and evaluate unless done, and print the stability at the last snapshot."""

@@ -1,8 +1,8 @@
 """Figures as data: grids of trials, metrics, contrasts and claims; report.py shows them.
 
-A cell is a group of trials that differ only in encoding, seed and tuned flags. A dictionary of
-the flags that they share selects it. In figures, PE alone means the sinusoid (--pe sin), and
-the control is `constant` or, where there is none, `dup`.
+A cell is a group of trials that differ only in encoding, seed and tuned flags. It is selected
+by a dictionary of the flags they share. Unqualified, PE means the sinusoid (--pe sin), and the
+control is `constant` or, where there is none, `dup`.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Metric(NamedTuple):
     summarises trials that differ only in K.
     """
 
-    label: str  # in tables; of single trials, also the key of Result.values
+    label: str  # shown in tables; also its key in Result.values
     across: tuple = ()
     compute: Callable | None = None  # summaries: [Result] -> a number, possibly censored
     display: Callable = float  # transform for display, such as exp2 of logarithms
@@ -90,7 +90,7 @@ def gain_difference(label, setting, reference, over="none", metric=""):
 class Claim(NamedTuple):
     """A claim: PE exceeds no PE and the control, or `contrast` is positive.
 
-    It is preregistered unless its family says "Post hoc".
+    It is preregistered unless its family starts with "Post hoc".
     """
 
     family: str  # claims that are Holm-corrected together
@@ -125,7 +125,7 @@ class Figure(NamedTuple):
     #   "gain": the differences PE - no PE and PE - control of all cells
     #   with `curves`: only the label of the axis
     x: str | tuple = "vocab"
-    # Result -> iterable of (panel, {x: y}); titles are the model and, if not empty, the panel
+    # Result -> iterable of (panel, {x: y}); titled "MODEL, panel", or MODEL if panel is empty
     curves: Callable | None = None
     y: str = "token accuracy"  # y label of the curves
     plot: bool = True
@@ -290,7 +290,7 @@ def speed_up(label, log2_ratio):
     def compute(results):
         none, sin = matching(results, dict(pe="none")), matching(results, dict(pe="sin"))
         if not none or not sin:
-            return None  # flags select only one of them
+            return None  # flags select only one encoding
         budgets, no_pe = accuracies_over("iterations", none)
         _, pe = accuracies_over("iterations", sin)
         return log2_ratio(np.log2(np.divide(budgets, budgets[0])), no_pe, pe)
@@ -315,6 +315,6 @@ MEAN_ACCURACY = Metric("mean token accuracy over log2 K", ("vocab",), mean_over_
 K95, K80 = k_at(0.95), k_at(0.80)
 K_SUMMARIES = MEAN_ACCURACY, K95, K80
 SPEED_UPS = (
-    speed_up("speed-up from PE, to the accuracy of PE at 1x", log2_budget_to_match),
-    speed_up("speed-up from PE, to the final accuracy of no PE", log2_budget_saved),
+    speed_up("speed-up by PE to its own accuracy at 1x", log2_budget_to_match),
+    speed_up("speed-up by PE to the final accuracy of no PE", log2_budget_saved),
 )

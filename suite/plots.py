@@ -126,11 +126,13 @@ def draw_gains(fig, figure, results):
     ax.invert_yaxis()
     p_values = holm([min(claim_p_values(estimates)) for estimates in rows.values()])
     ordered = sorted(zip(p_values, itertools.count(), rows.values()), reverse=True)
-    for p, y, estimates in ordered:  # significant rows last: the legend has the last one
+    for p, y, estimates in ordered:  # smallest p last: the legend is not pale
         styles = zip(estimates, contrasts, MARKERS, COLORS.split(), (y - 0.15, y + 0.15))
-        for x, contrast, marker, color, height in styles:
+        for difference, contrast, marker, color, y_marker in styles:
             options = dict(color=color, label=contrast.label, alpha=1 if p <= ALPHA else 0.3)
-            ax.errorbar(x.value, height, xerr=x.margin, fmt=marker, **options)
+            ax.errorbar(
+                difference.value, y_marker, xerr=difference.margin, fmt=marker, **options
+            )
 
 
 def draw_panels(fig, figure, results):
@@ -211,7 +213,7 @@ def draw_panel(ax, figure, panel, styles, chance_at):
 def draw_samples(ax, samples, width, color, marker, label):
     """Draw means, with 95% CIs if there are enough seeds.
 
-    They form a line if `width` is 0. Otherwise, they are points with each seed's value.
+    If `width` is 0, a line joins them. Otherwise, each seed's value is also drawn.
     """
     stride = len(samples) // 20 + 1  # of markers and error bars
     estimates = [estimate([ys]) for ys in samples.values()]

@@ -1,7 +1,6 @@
 """Tables of a figure's results: means, contrasts, and claims."""
 
 import itertools
-import operator
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -51,16 +50,16 @@ def format_mean(values, metric):
     if not sample:
         return "-"
     n, display = len(sample), metric.display
-    n_censored = sum(map(is_censored, values))
+    censored = [x.value for x in values if is_censored(x)]
     mean, ci = display(np.mean(sample)), estimate([sample])
     decimals = 3 - sum(mean >= size for size in (10, 100, 1000))  # four digits
     text = f"{mean:,.{decimals}f}"
-    if n_censored:
+    if censored:
         if len(set(sample)) == 1:
             text = f"{mean:g}{metric.unit}"
-        kinds = {type(x.value) for x in values if is_censored(x)}
+        kinds = {*map(type, censored)}
         sign = {RightCensored: ">", LeftCensored: "<"}[kinds.pop()] if len(kinds) == 1 else ""
-        text = f"{sign}{text} ({n_censored} of {n} censored)"
+        text = f"{sign}{text} ({len(censored)} of {n} censored)"
     elif ci and display is float:  # untransformed
         text += f" ±{ci.margin:,.{decimals}f}"
     elif ci:
@@ -206,11 +205,11 @@ def means_table(figure, results, metrics):
 def table_rows(keys, encodings, values, metric):
     """Yield each row as a list of strings."""
     # The value of a summary across encodings is in the first column
-    columns = [{}] if "pe" in metric.across else [dict(pe=pe) for pe in encodings]
+    selections = [{}] if "pe" in metric.across else [dict(pe=pe) for pe in encodings]
     for cell in cells_of(values, keys, metric.across):
         in_cell = matching(values, cell)
         row = [format_flag(key, cell.get(key, "")) for key in keys]
-        row += [format_mean(matching(in_cell, column), metric) for column in columns]
+        row += [format_mean(matching(in_cell, flags), metric) for flags in selections]
         for contrast in default_contrasts(in_cell):
             both = matching(in_cell, contrast.plus) + matching(in_cell, contrast.minus)
             censored = any(map(is_censored, both))
@@ -247,7 +246,8 @@ def claims_table(claims):
         outcomes = [["-", "trials missing"]] * len(rows)
         if None not in p_pairs:
             outcomes = map(judge, p_pairs, holm([*map(min, p_pairs)]))
-        rows = [CLAIMS_HEADER, ["---"] * len(CLAIMS_HEADER), *map(operator.add, rows, outcomes)]
+        rows = [row + outcome for row, outcome in zip(rows, outcomes)]
+        rows = [CLAIMS_HEADER, ["---"] * len(CLAIMS_HEADER), *rows]
         columns = [column for column in zip(*rows) if set(column[2:]) != {"-"}]  # not empty
         for row in zip(*columns):
             yield f"| {' | '.join(row)} |"
@@ -279,8 +279,8 @@ def claim_row(claim, link, results):
         flags = {flag: results[0].flags.get(flag) for flag in ("model", "vocab")}
         subject = ", ".join(cell_labels(claim.cell or flags))
         over_none, over_control = contrasts[0], contrasts[-1]
-        columns = over_none.minus, over_control.minus, over_none.plus  # no PE, control, PE
-        means = [format_mean(matching(values, column), metric) for column in columns]
+        selections = over_none.minus, over_control.minus, over_none.plus  # no PE, control, PE
+        means = [format_mean(matching(values, flags), metric) for flags in selections]
         differences = [f"{c.label}: {text}" for c, text in zip(contrasts, differences)]
     sizes = [len(matching(values, flags)) for c in contrasts for _, flags in c.terms()]
     label = f"[{subject}]({link}): {metric.label}, n = {format_range(min(sizes), max(sizes))}"
@@ -290,7 +290,7 @@ def claim_row(claim, link, results):
 
 
 def judge(p_pair, corrected):
-    """Return [p-value, outcome], given claim_p_values' pair and its minimum after correction.
+    """Return [p-value, outcome], given a claim's two p-values and their corrected minimum.
 
     The smaller p-value of the pair gives the direction.
     """

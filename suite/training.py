@@ -1,8 +1,7 @@
 """Training loop, checkpoints and evaluation of one trial.
 
-Each batch is a function of (seed, iteration), so resuming from a checkpoint gives the same
-result as an uninterrupted run, bitwise identical on CPUs. README.md shows how to load a
-trained model.
+Each batch is a function of (seed, iteration), so a resumed run gives the same result as an
+uninterrupted one, bit for bit on CPUs. README.md shows how to load a trained model.
 """
 
 import sys
@@ -68,7 +67,7 @@ class Trainer:
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **machine.provenance(engine, device),
         }
-        # "earlier" in result.json; last.pt adds this process and says "processes"
+        # "earlier" in result.json; "processes" in last.pt, with this one
         self.earlier_processes = []
 
     def loop(self):
@@ -165,7 +164,7 @@ class Trainer:
         self.build_step()
 
     def load_checkpoint(self):
-        """Load last.pt or, if it is damaged, previous.pt. The final result is the same."""
+        """Load last.pt or, if damaged, previous.pt; both lead to the same result."""
         for name in "last.pt", "previous.pt":
             path = self.folder / name
             try:
@@ -258,10 +257,10 @@ class Trainer:
 
     def finish(self):
         """Evaluate, write result.json, and delete files that only unfinished trials need."""
-        # Only with --evaluate, if last.pt is damaged or missing
+        # Happens only with --evaluate and no intact last.pt
         if self.iteration < self.args.iterations:
             message = f"{self.folder} has no checkpoint of its last iteration"
-            raise Exit(FAILED, f"{message}: rerun without --evaluate, with --overwrite")
+            raise Exit(FAILED, f"{message}: rerun with --overwrite, not --evaluate")
         self.model.eval()
         process_info, earlier_processes = self.process_info, self.earlier_processes
         if self.args.evaluate:  # keep the provenance of training
