@@ -322,8 +322,8 @@ def print_tables(args, script="", *names):
         if not names or name in names:
             try:
                 results = load_results(task_class, name, args)
-            except UsageError as no_trial_has_these_flags:
-                error = error or no_trial_has_these_flags
+            except UsageError as flag_error:
+                error = error or flag_error
                 continue
             if names or finished_results(results):
                 lines += section(task_class, name, results, args)

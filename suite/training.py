@@ -57,8 +57,10 @@ class Trainer:
             fused=True,
             capturable=engine.graph,
         )
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        self.sums = {"loss": zero, "accuracy": zero.clone()}  # since the last row of self.curve
+        self.sums = {  # since the last row of self.curve
+            name: torch.zeros((), dtype=torch.float64, device=device)
+            for name in ("loss", "accuracy")
+        }
         self.iteration, self.seconds, self.curve = 0, 0.0, []
         self.rng_modules = [torch, torch.cuda] if device.type == "cuda" else [torch]
         self.process_info = {  # config and provenance of this process
@@ -212,9 +214,8 @@ class Trainer:
                 self.process_info | {"until": self.iteration},
             ],
         }
-        text = "iteration,loss,accuracy,learning_rate,seconds\n"
-        for row in self.curve:
-            text += f"{','.join(map(str, row))}\n"
+        rows = [("iteration", "loss", "accuracy", "learning_rate", "seconds"), *self.curve]
+        text = "".join(f"{','.join(map(str, row))}\n" for row in rows)
         files.write(self.folder / "curve.csv", text.encode())
         files.save(self.folder / "last.pt", content, keep_as=self.folder / "previous.pt")
 
