@@ -1,7 +1,7 @@
 """Example: compare an encoding of your own with no PE and with sinusoidal PE in reversal.
 
     python custom_encoding.py --scale quick --all square  # small GRUs: 3 minutes
-    python custom_encoding.py --scale desk --all square   # GRUs of README.md's plot: 4 core-hours
+    python custom_encoding.py --scale desk --all square   # K = L = 32: 4 core-hours
 
 The encoding of this example consists of square waves. Copy this file and change `Square`.
 """
@@ -16,7 +16,7 @@ from suite.figures import Figure, encoding_contrast, grid
 
 
 class Square(Encoding):
-    """Square waves of 1 and -1, whose half period is 1, 2, 3, ... time steps."""
+    """Square waves with half periods of 1, 2, 3, ... time steps."""
 
     def make_table(self, n_steps, size):
         t = torch.arange(n_steps)[:, None]

@@ -1634,6 +1634,9 @@ def test_readme_example_matches_committed_results():
     *_, header, first, second, last = make_report(words).splitlines()
     assert f"{header}\n{first}\n{second}" in README
     assert last.startswith("More metrics: python report.py reverse.py fig2 --scale quick")
+    words = f"'{HERE}/custom_encoding.py' square --scale quick --out '{HERE}/results'"
+    *_, first, second = make_report(words).splitlines()
+    assert f"```text\n{first}\n{second}\n```" in README
 
 
 def find_code(language):
@@ -1644,11 +1647,9 @@ def find_code(language):
 
 def test_readme_encoding_and_load_model():
     (code,) = find_code("python")
-    Path("mine.py").write_text(code)
-    show_report = f"'{HERE}/report.py' mine.py mine --scale desk"
-    for words in f"mine.py --pe square {SMOKE}", show_report:
-        code, out, err = run_python(*shlex.split(words))
-        assert code == 0 and not err, out + err
+    assert code in (HERE / "custom_encoding.py").read_text()
+    code, out, err = run_python(HERE / "custom_encoding.py", *f"--pe square {SMOKE}".split())
+    assert code == 0 and not err, out + err
     task = task_of(SMOKE)
     run_cli(0, SMOKE)
     model, test = task.load_model(), task.held_out_batch()
