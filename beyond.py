@@ -1,13 +1,13 @@
-"""Experiments on reversal that are not in the paper. PE is the sinusoid (--pe sin).
+"""Experiments on reversal that are not in the paper. Here, PE means --pe sin.
 
     python beyond.py --scale desk --all fig2-l16         # Fig. 2 at L = 16
     python beyond.py --scale desk --all pe-ablation      # which property of PE helps?
     python beyond.py --scale desk --all longer-training  # does PE only accelerate training?
     python beyond.py --scale desk --all mamba-vocab      # does PE help Mamba?
 
-All figures are defined at --scale desk. Most have the settings of reverse.py's fig2 at this
-scale, L = 32 and 30,000 iterations (S4D: 10,000); --list shows all. In titles, 1x means these
-iterations (Mamba: 2,000). Finished trials of reverse.py in the same --out folder are reused.
+All figures are defined at --scale desk. Most use the settings of reverse.py's fig2 at this
+scale: L = 32; 30,000 iterations (S4D: 10,000). In titles, 1x is this number of iterations
+(Mamba: 2,000). Finished trials of reverse.py in the same --out folder are reused.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -385,7 +385,7 @@ add_figure(
 )
 add_figure(
     "longer-training-low-lr",
-    "GRU at 4x: learning rate 3e-3 for no PE and control, 6e-3 for PE (post hoc)",
+    "GRU at 4x (post hoc): learning rate 3e-3 (no PE, control), 6e-3 (PE)",
     GRU_BASELINES_LOW_LR + grid(**LONG_GRU, pe="sin", lr=6e-3),
     tuned=["lr"],
     plot=False,
@@ -483,7 +483,7 @@ add_figure(
 GRU_CONTRAST, LSTM_CONTRAST = (longer_minus_pe(m, 120_000, 30_000) for m in ("gru", "lstm"))
 add_figure(
     "training-vs-pe-tuned",
-    "Can more training replace PE? (L = 32, best learning rates of no PE at 4x and PE at 1x)",
+    "Can more training replace PE? (L = 32; no PE at 4x, PE at 1x, both tuned)",
     [trial for trial in GRU_BASELINES_LOW_LR + LSTM_TRIALS_TUNED_AT_4X if trial["pe"] == "none"]
     + [
         trial for trial in long_trials if trial["pe"] == "sin" and trial["iterations"] == 30_000

@@ -1,6 +1,6 @@
 """Example: compare an encoding of your own with no PE and with sinusoidal PE in reversal.
 
-    python custom_encoding.py --scale quick --all square  # small GRUs: 3 minutes
+    python custom_encoding.py --scale quick --all square  # small GRUs: 4 minutes
     python custom_encoding.py --scale desk --all square   # K = L = 32: 3 core-hours
 
 The encoding of this example consists of square waves. Copy this file and change `Square`.

@@ -7,11 +7,11 @@
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 
 Without SCRIPT, tables of all scripts are printed. Flags of SCRIPT, such as --model, select
-trials. With FOLDER, its finished trials are printed as CSV, without constant columns. Plots
-are written to OUT/figures. Tables and plots show means over seeds with 95%
-confidence intervals (Student's t). Tables also show differences, such as PE - no PE, with 95%
-confidence intervals and two-sided, uncorrected p-values (Welch's t-test, or a paired one where
-marked).
+trials (for figures and scales, see python SCRIPT --help). With FOLDER, its finished trials are
+printed as CSV, without columns that have a single value. Plots are written to OUT/figures.
+Tables and plots show means over seeds with 95% confidence intervals (Student's t). Tables also
+show differences, such as PE - no PE, with 95% confidence intervals and two-sided, uncorrected
+p-values (Welch's t-test, or a paired one where marked).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch
@@ -41,9 +41,9 @@ from suite.tables import claims_of, claims_table, contrast_table, make_caption, 
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
 LEGEND = """\
-Means over seeds, ± or [ ]: 95% CI (Student's t), if n >= 3. Differences: [95% CI] and p
-(Welch's t-test, uncorrected; paired where marked). Censored: outside the tested range,
-averaged as its nearest value."""
+Means over seeds; ± and [ ] are 95% CIs (Student's t, n >= 3). Differences: Welch's t-test
+(paired where marked), p uncorrected. Censored values lie outside the tested range, and are
+averaged as its nearest end."""
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- claims: made by python report.py --write, do not edit -->",
     "<!-- end of claims -->",

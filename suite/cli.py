@@ -73,12 +73,12 @@ EXECUTION_FLAGS = [
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
 FIGURE_RULES = """\
-A flag in the figure's commands (see --list), such as --model, selects the trials with this
-value. --seed replaces the figure's seeds. Any other flag, such as --clip, applies to all
-trials. FIGURE defaults to all figures."""
+A flag that --list prints, such as --model, keeps only the trials with that value. Any other,
+such as --clip, applies to all trials. --seed replaces the figure's seeds. FIGURE defaults to
+all figures."""
 EXIT_CODES = """
-exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 folder in use by another
-process or deleted, 75 interrupted by a signal (run again to resume)"""
+exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 folder deleted or used
+by another process, 75 interrupted by a signal (run again to resume)"""
 METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"}
 
 

@@ -62,7 +62,7 @@ FLAGS = [
     Flag(
         "seed",
         0,
-        "random seed (default: 0), or with --list, --all and report.py, a range such as 0-4",
+        "random seed, or a range such as 0-4 with --list, --all or report.py (default: 0)",
         parse_seeds,
     ),
     Flag("hidden", 512, "hidden size", at_least=1, below=20_000),
@@ -106,16 +106,15 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "Euclidean norm of each encoding vector (default: 1). For ramp, this is the norm at "
-        "the last time step. For learned, it is the RMS norm at initialisation, by default "
-        "sqrt(--embed)",
+        "Euclidean norm of each encoding vector (default: 1); for ramp, at the last time step; "
+        "for learned, initial RMS norm (default: sqrt(--embed))",
         float,
     ),
     Flag(
         "bands",
         "0:1",
-        "for --pe sin or shuffled, frequencies to keep, ranked from the highest (0) to the "
-        "lowest (1): 0:0.5 keeps the higher half and zeroes the rest",
+        "for --pe sin or shuffled, range of frequencies to keep, from the highest (0) to the "
+        "lowest (1): 0:0.5 zeroes the lower half",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
