@@ -39,7 +39,7 @@ from suite.tables import align
 from suite.training import Trainer
 from variable_length import VariableLength
 
-PAPER_TASKS = [  # tasks of the paper; stability.py trains none of its own
+PAPER_TASKS = [  # tasks of the paper; stability.py trains no model of its own
     Reverse,
     DualFrequency,
     VariableLength,

@@ -55,7 +55,7 @@ from variable_length import SMALL_REVERSAL, SMALL_REVERSAL_LSTM
 
 # -- Mamba, a newer architecture
 class Mamba(nn.Module):
-    """Mamba block (Gu and Dao, 2023), no norm or residual; D = 2H channels, N = 16 states."""
+    """Mamba block (Gu and Dao, 2023), no norm or residual; C = 2H channels, N = 16 states."""
 
     def __init__(self, input_size, hidden):
         super().__init__()
@@ -73,24 +73,24 @@ class Mamba(nn.Module):
 
     def forward(self, x, steps):
         start, stop = required_range(steps, len(x))
-        u, gate = self.in_proj(x[:stop]).chunk(2, -1)  # (T, B, D)
+        u, gate = self.in_proj(x[:stop]).chunk(2, -1)  # (T, B, C)
         u = F.silu(self.convolve(u))
         dt, b, c = self.x_proj(u).to(u.dtype).split(self.split_sizes, -1)
-        dt = F.softplus(self.dt_proj(dt))  # (T, B, D)
-        A_over_ln2 = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, D)
+        dt = F.softplus(self.dt_proj(dt))  # (T, B, C)
+        A_over_ln2 = (-self.A_log.exp().T / math.log(2)).repeat(x.shape[1], 1, 1)  # (B, N, C)
         per_step = zip(dt[:, :, None], (dt * u)[:, :, None], b[..., None], c[..., None])
         h, outputs = torch.zeros_like(A_over_ln2), []
-        for t, (dt_t, dt_u, b_t, c_t) in enumerate(per_step):  # (B, 1, D), ..., (B, N, 1)
+        for t, (dt_t, dt_u, b_t, c_t) in enumerate(per_step):  # (B, 1, C), ..., (B, N, 1)
             decay = (dt_t * A_over_ln2).exp2()  # exp(dt A), but faster
             h = torch.addcmul(decay * h, b_t, dt_u)
             if t >= start:
                 outputs.append((c_t * h).sum(1))
-        y = (torch.stack(outputs) + self.D * u[start:]) * F.silu(gate[start:])  # (M, B, D)
+        y = (torch.stack(outputs) + self.D * u[start:]) * F.silu(gate[start:])
         return self.out_proj(y if isinstance(steps, slice) else select_steps(y, steps))
 
     def convolve(self, u):
         """Convolve causally with self.conv1d's weights; calling conv1d is slower on a CPU."""
-        weight = self.conv1d.weight[:, 0].T  # (width, D)
+        weight = self.conv1d.weight[:, 0].T  # (width, C)
         padded = F.pad(u, (0, 0, 0, 0, len(weight) - 1, 0))
         return self.conv1d.bias + sum(w * padded[k : k + len(u)] for k, w in enumerate(weight))
 
@@ -160,7 +160,7 @@ add_figure(
     + grid(**MAMBA, blocks=2, vocab=[16, 256], lr=1e-2, **MAMBA_LONGER),
     contrasts=[
         gain_difference(
-            "K = 16: PE's gain with 1 block minus with 2",
+            "K = 16: PE's gain, 1 block minus 2 blocks",
             dict(vocab=16, blocks=1),
             dict(vocab=16, blocks=2),
         )
@@ -288,16 +288,17 @@ add_figure(
     x="gain",
 )
 
-length_contrasts = []
-for model, K in ("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256):
-    length_contrasts += gain_contrasts(model, "length", 32, 16, vocab=K)
 add_figure(
     "fig2-l16-vs-l32",
     "Reversal, L = 16 and 32 at the same K",
     fig2_grid([16], [64, 256], length=16)
     + fig2_grid([16], [64, 256], length=32, seed=range(5, 14)),
     metrics=ACCURACY_AND_LOG_ODDS,
-    contrasts=length_contrasts,
+    contrasts=[
+        contrast
+        for model, K in (("gru", 16), ("lstm", 64), ("lstm", 256), ("s4d", 64), ("s4d", 256))
+        for contrast in gain_contrasts(model, "length", 32, 16, vocab=K)
+    ],
     plot=False,
 )
 
@@ -393,7 +394,7 @@ add_figure(
 
 
 # -- Can more training replace PE? Reuses trials of other figures
-def longer_minus_pe(model, longer, shorter):
+def no_pe_minus_pe(model, longer, shorter):
     """Return the Contrast of no PE at the longer budget minus PE at the shorter."""
     return Contrast(
         f"{model.upper()}: no PE at {longer // shorter}x - PE at 1x",
@@ -407,20 +408,19 @@ def add_budget_figure(name, length, trials, claimed=MODELS, note=""):
 
     For models in `claimed`, the contrast is also a claim.
     """
-    contrasts = []
+    contrasts = {}
     for model in MODELS:
         budgets = [trial["iterations"] for trial in trials if trial["model"] == model]
-        contrasts.append(longer_minus_pe(model, max(budgets), min(budgets)))
+        contrasts[model] = no_pe_minus_pe(model, max(budgets), min(budgets))
     add_figure(
         name,
         f"Can more training replace PE? (L = {length})",
         [trial for trial in trials if trial["pe"] != "constant"],
         summaries=SPEED_UPS,
-        contrasts=contrasts,
+        contrasts=[*contrasts.values()],
         claims=[
-            Claim(TRAINING_BEATS_PE_FAMILY, cell={}, contrast=contrast)
-            for model, contrast in zip(MODELS, contrasts)
-            if model in claimed
+            Claim(TRAINING_BEATS_PE_FAMILY, cell={}, contrast=contrasts[model])
+            for model in claimed
         ],
         tuned=["lr"],
         note=note,
@@ -435,18 +435,18 @@ add_budget_figure(
     32,
     grid(**FIG2_GRU, pe=NONE_AND_PE, lr=3e-3)
     + GRU_TRIALS_SAME_LR
-    # Without the GRU of long_trials: at its tuned rate, it collapses at 4x without PE
+    # Not the GRU of long_trials: without PE, it collapses at 4x at its tuned rate
     + [trial for trial in long_trials if trial["model"] != "gru"],
     claimed=["gru", "s4d"],
     note="Learning rates of the LSTM: 3e-3 (no PE), 6e-3 (PE).",
 )
-SHORT = dict(length=16, pe=NONE_AND_PE)
+L16 = dict(length=16, pe=NONE_AND_PE)
 add_budget_figure(
     "training-vs-pe-l16",
     16,
-    grid(**SHORT, model="gru", vocab=256, lr=3e-3, iterations=[30_000, 60_000])
-    + grid(**SHORT, model="lstm", vocab=1024, lr=3e-3, iterations=[30_000, 60_000])
-    + grid(**SHORT, model="s4d", vocab=1024, lr=1e-2, iterations=[10_000, 20_000]),
+    grid(**L16, model="gru", vocab=256, lr=3e-3, iterations=[30_000, 60_000])
+    + grid(**L16, model="lstm", vocab=1024, lr=3e-3, iterations=[30_000, 60_000])
+    + grid(**L16, model="s4d", vocab=1024, lr=1e-2, iterations=[10_000, 20_000]),
 )
 
 # -- Longer training: GRU with one learning rate for all encodings, LSTM with rates tuned at 4x;
@@ -480,10 +480,10 @@ add_figure(
     tuned=["lr"],
     plot=False,
 )
-GRU_CONTRAST, LSTM_CONTRAST = (longer_minus_pe(m, 120_000, 30_000) for m in ("gru", "lstm"))
+GRU_CONTRAST, LSTM_CONTRAST = (no_pe_minus_pe(m, 120_000, 30_000) for m in ("gru", "lstm"))
 add_figure(
     "training-vs-pe-tuned",
-    "Can more training replace PE? (L = 32; no PE at 4x, PE at 1x, both tuned)",
+    "Can more training replace PE? (L = 32; no PE at 4x, PE at 1x, best rates)",
     [trial for trial in GRU_BASELINES_LOW_LR + LSTM_TRIALS_TUNED_AT_4X if trial["pe"] == "none"]
     + [
         trial for trial in long_trials if trial["pe"] == "sin" and trial["iterations"] == 30_000

@@ -39,7 +39,7 @@ from suite.task import SMOKE, Flag, Task
 
 SPLITS = ("train", "valid", "test")
 TEXT_FILES = "wiki.{train,valid,test}.raw"
-UNK_ID = 0  # SentencePiece's unk_id; the text's own "<unk>" also yields it, for < and >
+UNK_ID = 0  # SentencePiece's unk_id, also for the < and > of the text's own "<unk>"
 PAD_STEPS, TARGET_BUCKETS = 64, 16  # see pad_to_bucket
 
 
@@ -57,7 +57,7 @@ class PackedModel(common.Model):
 class WikiText(Task):
     name = "lm_wikitext"
     scales = {
-        # torch.nn is slow on packed sequences
+        # --engine torch pads packed batches
         "paper": dict(iterations=30_000, engine="fast"),
         "desk": dict(
             vocab=2048, hidden=128, embed=64, batch=32, lr=5e-3, iterations=200, log_every=10
@@ -88,7 +88,7 @@ class WikiText(Task):
     model_class = PackedModel
 
     def load_inputs(self):
-        """Find the text, find or make its tokens, and add their hashes to the config."""
+        """Add hashes of the text and its tokens to the config; with --prepare, make tokens."""
         data = Path(self.args.data)
         text_hash = text_sha256(data)
         self.token_folder = data / f"tokens-K{self.vocab}-{text_hash[:16]}"
@@ -188,10 +188,8 @@ def early_perplexity(result):
 
 
 def perplexity_curve(result):
-    points = dict(
-        zip(result.training_curve["iteration"], np.exp(result.training_curve["loss"]))
-    )
-    yield "", points
+    curve = result.training_curve
+    yield "", dict(zip(curve["iteration"], np.exp(curve["loss"])))
 
 
 WikiText.figures["table1"] = Figure(
@@ -202,7 +200,7 @@ WikiText.figures["table1"] = Figure(
         "test perplexity with unknown targets": "test_perplexity_with_unknown",
     },
     plot=False,
-    note="Paper, at its size (minimum, mean, maximum): "
+    note="Paper, full size (minimum, mean, maximum): "
     "no PE 36.83, 37.77, 38.92; PE 38.07, 38.54, 38.89.",
 )
 WikiText.figures["fig15"] = Figure(
@@ -221,7 +219,7 @@ def pack(split, paragraphs):
 
     As in torch's PackedSequence, the longest paragraph comes first. inputs (N,) are those of
     step 0, then those of step 1, ...; targets (1, N); batch_sizes (T,), on the CPU, count
-    the paragraphs at each step. Unknown tokens are not scored.
+    the paragraphs at each step. Unknown targets are masked.
     """
     paragraphs = paragraphs[np.argsort(-split.target_counts[paragraphs], kind="stable")]
     starts, counts = split.starts[paragraphs], split.target_counts[paragraphs]
@@ -262,14 +260,15 @@ def to_device(batch, device):
     """Copy a batch to the device without host synchronisation."""
     if device.type != "cuda":
         return batch
-    moved = [
-        x.pin_memory().to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x
-        for x in batch
-    ]
-    return Batch(*moved)._replace(batch_sizes=batch.batch_sizes)
+    moved = {
+        name: x.pin_memory().to(device, non_blocking=True)
+        for name, x in batch._asdict().items()
+        if isinstance(x, torch.Tensor) and name != "batch_sizes"
+    }
+    return batch._replace(**moved)
 
 
-# -- Text and tokens: files of each split hold its uint16 tokens and where paragraphs end
+# -- Text and tokens: a split has two files, its uint16 tokens and its paragraphs' ends
 def text_sha256(data):
     raw = tuple(data / f"wiki.{split}.raw" for split in SPLITS)
     if not all(path.is_file() for path in raw):
@@ -295,14 +294,14 @@ def prepare_tokens(data, vocab, folder):
     import sentencepiece
 
     texts = {split: read_paragraphs(data / f"wiki.{split}.raw") for split in SPLITS}
-    print(f"training the tokenizer, K = {vocab}: takes minutes; Ctrl-C takes effect afterwards")
+    print(f"training the tokenizer, K = {vocab} (minutes; Ctrl-C takes effect afterwards)")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts["train"]),
             model_writer=model,
             vocab_size=vocab,
-            max_sentence_length=2**30,  # default: longer than 4,192 bytes is dropped
+            max_sentence_length=2**30,  # the default drops lines over 4,192 bytes
             minloglevel=1,
         )
     except RuntimeError as error:

@@ -1,5 +1,4 @@
-"""Predecessor query (Fig. 10): read L distinct integers and one of them as a query; output the
-integer read just before it.
+"""Predecessor query (Fig. 10): read L distinct integers, then a query; output its predecessor.
 
     python predecessor.py --model lstm --pe sin --vocab 1024 --seed 0
     python predecessor.py --scale desk --all fig10
@@ -44,7 +43,7 @@ class Predecessor(Task):
     def draw(self, rng_key, shape):
         """Draw L distinct integers, then a query among them: (*shape, L+1).
 
-        The query is part of the sequence, so that both are held out together. The integers are
+        The query is drawn here so that it is held out with the integers. The integers are
         drawn as ranks (a Lehmer code): element t = 0, 1, ... is the rank of the t-th integer
         among the K - t integers that have not occurred. The loop turns ranks into integers,
         from the last element to the first: later values >= x[t] are incremented, to skip x[t].

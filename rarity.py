@@ -14,21 +14,17 @@ for M is --meanings.
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
 
-import math
-
 from torch import nn
 
 from common import UsageError
 from reverse import Reverse, fig2_grid
 from suite.figures import (
-    ACCURACY,
+    ACCURACY_AND_LOG_ERROR,
     ENCODING_NAMES,
     NONE_AND_PE,
     Claim,
     Contrast,
     Figure,
-    count_test_tokens,
-    error_rate,
     gain_difference,
     model_label,
 )
@@ -76,22 +72,16 @@ M_AT_K256 = {"gru": 8, "lstm": 16, "s4d": 16}  # output classes
 def desk_grid():
     """Return the new trials, and those of fig2-all-seeds at K = M and (LSTM, S4D) K = 256."""
     new = fig2_grid([256], [256], length=32, seed=range(17, 23))
-    for trial in new:
-        trial["meanings"] = M_AT_K256[trial["model"]]
+    new = [trial | dict(meanings=M_AT_K256[trial["model"]]) for trial in new]
     return new + fig2_grid([8], [16, 256], length=32, seed=range(5, 14))
-
-
-def log_error(result):
-    """Return the log of the token error rate."""
-    return math.log(error_rate(result.metrics["token_accuracy"], count_test_tokens(result)))
 
 
 def rarity_contrasts(metric=""):
     """Yield the preregistered contrasts R1 and R2 of each model (PROTOCOLS.md).
 
     Splitting replaces each of M tokens by 256 / M synonyms. R1 is the metric without PE at
-    K = M, minus that at K = 256 with M outputs. R2 is the difference PE - no PE at K = 256 with
-    M outputs, minus the same difference at K = M. In accuracy, R1 is positive if splitting
+    K = M, minus that at K = 256 with M classes. R2 is the difference PE - no PE at K = 256 with
+    M classes, minus the same difference at K = M. In accuracy, R1 is positive if splitting
     hurts, and R2 is positive if PE then helps more. In log error, the signs are reversed.
     """
     none = dict(pe="none")
@@ -100,12 +90,12 @@ def rarity_contrasts(metric=""):
         split = dict(model=model, vocab=256, meanings=M)
         name = f"{model_label(model)} {metric}".strip()
         yield Contrast(
-            f"{name}: R1, no PE, K = {M} minus K = 256 with {M} outputs",
+            f"{name}: R1, no PE, K = {M} minus (K = 256, M = {M})",
             small | none,
             split | none,
             metric=metric,
         )
-        label = f"{name}: R2, PE - no PE, K = 256 with {M} outputs minus K = {M}"
+        label = f"{name}: R2, PE - no PE, (K = 256, M = {M}) minus K = {M}"
         yield gain_difference(label, split, small, metric=metric)
 
 
@@ -118,7 +108,7 @@ def drop_contrasts():
             name = f"{model_label(model)}, {ENCODING_NAMES[pe]}:"
             if pe == "sin":  # no PE: already R1
                 split = large | dict(meanings=16)
-                yield Contrast(f"{name} K = 16 minus K = 256 with 16 outputs", small, split)
+                yield Contrast(f"{name} K = 16 minus (K = 256, M = 16)", small, split)
             yield Contrast(f"{name} K = 16 minus K = 256", small, large)
 
 
@@ -126,7 +116,7 @@ RARITY_FAMILY = "Vocabulary size or rarity"
 Rarity.figures["rarity"] = Figure(
     RARITY_FAMILY,
     {"desk": desk_grid()},
-    metrics=ACCURACY | {"log error": log_error},
+    metrics=ACCURACY_AND_LOG_ERROR,
     contrasts=[
         *rarity_contrasts(),
         *rarity_contrasts("log error"),

@@ -48,10 +48,10 @@ Sort.figures["fig8"] = Figure(
     claims=[FIG8_CLAIM],
 )
 # The learning rate was tuned on seed 100, before any of these trials (PROTOCOLS.md)
-FIG8_LONG = dict(model="gru", length=32, vocab=64, lr=1e-2, pe=WITH_CONTROLS)
+FIG8_L32 = dict(model="gru", length=32, vocab=64, lr=1e-2, pe=WITH_CONTROLS)
 Sort.figures["fig8-l32"] = Figure(
     "Sorting, L = 32",
-    {"desk": grid(**FIG8_LONG, seed=PREREGISTERED_SEEDS)},
+    {"desk": grid(**FIG8_L32, seed=PREREGISTERED_SEEDS)},
     ACCURACY_AND_EDITS,
     claims=[FIG8_CLAIM],
     contrasts=[DUP_MINUS_NONE],

@@ -6,7 +6,7 @@
     in   3 1 4 _ _ _ _ _        _ is the command token; time steps 1 .. 2L, here with L = 4
     out  . . . 4 1 3 . .        . is not scored
 
-The length of each sequence is random (Appendix B). Shorter ones are padded with commands.
+Sequence lengths are random (Appendix B); those below L are padded with commands.
 """
 
 from suite import cli  # isort: skip # first: handles Ctrl-C during PyTorch's slow import
@@ -98,7 +98,7 @@ class VariableLength(Reverse):
         return metrics | {"by_length": by_length}
 
 
-# -- Figs. 11 and 14; at desk scale, they set lengths 16 to 32 and a smaller model
+# -- Figs. 11 and 14; at desk scale, a smaller model and lengths from 16 to 32
 SMALL_REVERSAL = dict(length=32, hidden=64, embed=64, lr=2e-2, vocab=16)
 SMALL_REVERSAL_LSTM = dict(model="lstm", iterations=3000, **SMALL_REVERSAL)
 

@@ -37,7 +37,7 @@ EXECUTION_FLAGS = [
         "dual_frequency.py: min(5000, iterations / 10))",
         int,
     ),
-    Flag("log_every", 100, "iterations between rows of curve.csv and log lines", at_least=1),
+    Flag("log_every", 100, "iterations per log line and row of curve.csv", at_least=1),
     Flag("device", "auto", "auto: CUDA if available", choices=("auto", "cpu", "cuda")),
     Flag(
         "engine",
@@ -73,12 +73,12 @@ EXECUTION_FLAGS = [
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
 FIGURE_RULES = """\
-A flag that --list prints, such as --model, keeps only the trials with that value. Any other,
-such as --clip, applies to all trials. --seed replaces the figure's seeds. FIGURE defaults to
-all figures."""
+A flag that --list prints, such as --model, selects trials by its value. Any other, such as
+--clip, applies to all trials. --seed replaces the figure's seeds. FIGURE defaults to all
+figures."""
 EXIT_CODES = """
 exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 folder deleted or used
-by another process, 75 interrupted by a signal (run again to resume)"""
+by another process, 75 or 130 interrupted (run again to resume)"""
 METAVARS = {int: "N", float: "X", parse_seeds: "N|A-B", parse_bands: "START:END"}
 
 
@@ -104,7 +104,7 @@ def parse(task_class, argv):
         epilog="\n".join(epilog_lines(task_class)),
         argument_default=argparse.SUPPRESS,
     )
-    own = parser.add_argument_group(f"only in {script}")
+    own = parser.add_argument_group(f"flags of {script}")
     experiment = parser.add_argument_group("experiment")
     figures = parser.add_argument_group("all trials of a figure or table", FIGURE_RULES)
     execution = parser.add_argument_group("execution")
@@ -159,7 +159,8 @@ def epilog_lines(task_class):
     if "pe" not in {flag.name for flag in task_class.extra_flags}:
         yield "\nencodings:"
         for name, encoding in common.ENCODINGS.items():
-            yield f"  {name}: {(encoding.__doc__ or '').partition(chr(10))[0]}"
+            summary = (encoding.__doc__ or "").partition("\n")[0]
+            yield f"  {name}: {summary}"
     yield "\nfigures, with the number of trials at each scale:"
     for name, figure in task_class.figures.items():
         sizes = [f"{scale} {len(trials)}" for scale, trials in figure.grids.items()]
@@ -254,7 +255,7 @@ def trial_folder(task_class, args, config, defaults):
 
 # -- Trials of a figure
 def trials_of_figure(task_class, given, figure_name):
-    """Return the jobs.Trials of a figure, or of all if its name is None, without duplicates.
+    """Return the jobs.Jobs of a figure, or of all if its name is None, without duplicates.
 
     A command-line flag that the figure also sets selects the trials with this value. Other
     flags are added to all trials, and --seed replaces the figure's seeds. --index selects one
@@ -277,14 +278,14 @@ def trials_of_figure(task_class, given, figure_name):
         for flags in grid(**trial_flags | {"seed": given.get("seed", trial_flags["seed"])}):
             task = make_task(task_class, given | flags)
             argv = format_flags(flags | given | flags)  # in the figure's order, its values win
-            trials.setdefault(task.folder, jobs.Trial(task, flags, argv))
+            trials.setdefault(task.folder, jobs.Job(task, flags, argv))
     trials = list(trials.values())
     if not trials:
         raise UsageError(f"{subject} has no trial with {mismatch(all_flags, given)}")
     for (name, *others), n in left_out.items() if "all" in given else ():
         if not others and any(name not in trial.flags for trial in trials):
-            why = f"skips {n} trials of the figure with another value"
-            print(f"note: {option_string(name)} {given[name]} {why}", file=sys.stderr)
+            flag = f"{option_string(name)} {given[name]}"
+            print(f"note: {flag} skips {n} trials that set another value", file=sys.stderr)
     if "index" not in given:
         return trials
     if given["index"] >= len(trials):
@@ -377,7 +378,7 @@ class TolerantStream(io.TextIOWrapper):
 
 
 def tolerant(stream):
-    """Return an unbuffered stream to the same file that ignores write errors."""
+    """Return the stream, unbuffered and ignoring write errors."""
     if stream is None:  # the stream is closed
         return open(os.devnull, "w")
     with contextlib.suppress(OSError):  # a notebook's stream has no file

@@ -197,8 +197,12 @@ def token_log_odds(result):
     return log_odds(result.metrics["token_accuracy"], count_test_tokens(result))
 
 
-LOG_ODDS = "log-odds"
-ACCURACY_AND_LOG_ODDS = ACCURACY | {LOG_ODDS: token_log_odds}
+def token_log_error(result):
+    return math.log(error_rate(result.metrics["token_accuracy"], count_test_tokens(result)))
+
+
+ACCURACY_AND_LOG_ODDS = ACCURACY | {"log-odds": token_log_odds}
+ACCURACY_AND_LOG_ERROR = ACCURACY | {"log error": token_log_error}
 
 
 def chance(x):

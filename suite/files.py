@@ -13,7 +13,7 @@ import torch
 from common import UsageError
 from suite.figures import chance
 
-# Exit codes; also 0: success, 75: stopped. --all returns the largest code of its trials
+# Exit codes besides 0, 75 and 130 (cli.EXIT_CODES). --all returns the largest of its trials'
 FAILED, BAD_FLAGS, NOT_FINITE, FOLDER_UNAVAILABLE = 1, 2, 3, 73
 
 
@@ -124,7 +124,7 @@ def lock(folder):
 
 
 def clear(folder):
-    """Delete a trial's files, results first: an interrupted deletion must not look finished."""
+    """Delete a trial's files, results first, so that a partial one cannot look finished."""
     results, checkpoints = ("result.json", "stability.json"), ("previous.pt", "last.pt")
     others = "curve.csv", "config.json", "progress.json"
     for name in results + checkpoints + others:
@@ -138,13 +138,13 @@ def text_hashes(config):
 
 
 def require_same_flags(stored, ours):
-    """Raise UsageError if a file's flags differ from ours: it belongs to another trial."""
+    """Raise UsageError if flags differ; `prefix_errors` adds the file to the message."""
     # report.py does not read the text, so our flags lack its hashes and take those of the file
     ours = text_hashes(stored) | ours
     names = sorted(stored.keys() | ours.keys())
-    differ = [name for name in names if stored.get(name) != ours.get(name)]
-    if differ:
-        diff = ", ".join(f"{k} {stored.get(k)} in the file, not {ours.get(k)}" for k in differ)
+    changed = [name for name in names if stored.get(name) != ours.get(name)]
+    if changed:
+        diff = ", ".join(f"{k} {stored.get(k)} in the file, not {ours.get(k)}" for k in changed)
         raise UsageError(f"was made with different flags or text: {diff}")
 
 
@@ -173,7 +173,7 @@ def print_result(task):
     with prefix_errors(path):
         for example in result.get("examples", []):
             print_example(**example)
-        print("test set:")
+        print("metrics:")
         for name, value in result["metrics"].items():
             if isinstance(value, int | float):
                 note = f" (chance: {chance(task):.3g})" if name == "token_accuracy" else ""

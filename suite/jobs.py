@@ -20,7 +20,7 @@ from suite.task import Task
 libc = ctypes.CDLL(None)
 
 
-class Trial(NamedTuple):
+class Job(NamedTuple):
     """A trial to run: its Task instance, flags and command line."""
 
     task: Task

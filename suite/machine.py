@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -82,15 +83,16 @@ def onednn_keeps_fp32():
 
 
 def choose_engine(args, device):
-    """Return the engine for these flags on this machine: the same if a trial is resumed."""
-    cuda, name = device.type == "cuda", args.engine
+    """Choose the engine; a trial resumed on the same machine gets the same one."""
+    cuda = device.type == "cuda"
+    name = args.engine
     if name != "torch":
         layer, encoding = common.LAYERS[args.model], common.ENCODINGS[args.pe]
         supported = layer in fast.SUPPORTED_LAYERS and encoding.supports_fast_engine
         if name == "fast" and not supported:
             model = f"--model {args.model} with --pe {args.pe}"
             raise UsageError(f"--engine fast does not support {model} (use torch)")
-        # torch.nn is fast for small LSTMs on a CPU
+        # torch.nn is faster for small LSTMs on a CPU
         small_lstm = not cuda and args.model == "lstm" and args.hidden <= 64
         if name == "auto":
             name = "fast" if supported and not small_lstm else "torch"
@@ -167,8 +169,8 @@ def device_name(device):
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     path = Path("/proc/cpuinfo")
-    _, _, rest = (path.read_text() if path.exists() else "").partition("model name\t: ")
-    return f"cpu: {rest.partition(chr(10))[0] or platform.machine()}"
+    model = re.search("model name\t: (.+)", path.read_text() if path.exists() else "")
+    return f"cpu: {model[1] if model else platform.machine()}"
 
 
 def provenance(engine, device):

@@ -31,7 +31,7 @@ class Flag(NamedTuple):
     identifies_trial: bool = True  # recorded; part of the folder name unless at its default
 
 
-# -- The flags of every task; their defaults are the paper's
+# -- Flags that tasks share; their defaults are the paper's
 def parse_seeds(text):
     """Parse a seed, or a range of seeds such as 0-4."""
     if re.fullmatch(r"\d+", text):
@@ -149,7 +149,7 @@ class Task:
     extra_flags = ()  # added to FLAGS, or replacing those of the same name
     unused_flags = ()  # names of shared flags that do not apply
     omitted_at_default = ()  # flags that are not recorded at their default
-    folder_prefixes = dict(model="", pe="", vocab="K", length="L")  # as lstm-sin-K256-L32
+    folder_prefixes = dict(model="", pe="", vocab="K", length="L")  # e.g. lstm-sin-K256-L32
     # If True, the CUDA graph also draws the batch. training_batch(i) must then accept a tensor
     # and not synchronise. If False, the batch is the graph's input, and each batch shape has a
     # graph of its own
@@ -221,7 +221,7 @@ class Task:
         )
 
     def layer_class(self):
-        """Return a class or function, called as layer_class(input_size, hidden)."""
+        """Return the layer's constructor, called with (input_size, hidden)."""
         return common.LAYERS[self.args.model]
 
     def make_model(self):
@@ -316,8 +316,8 @@ class Task:
         return [dict(inputs=x, targets=y, predictions=z) for x, y, z in examples]
 
     def task_metrics(self, metrics, correct):
-        """Return the final metrics: by default, add accuracy by position.
+        """Return the task's metrics, by default with accuracy by position.
 
-        `metrics` are the common ones; `correct` (N, M) marks correct predictions.
+        `metrics` come from common.py; `correct` (N, M) marks correct predictions.
         """
         return metrics | {"accuracy_by_position": correct.mean(0).tolist()}
