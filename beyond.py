@@ -33,6 +33,7 @@ from reverse import (
 )
 from suite.figures import (
     ACCURACY_AND_EDITS,
+    ACCURACY_AND_LOG_ERROR,
     ACCURACY_AND_LOG_ODDS,
     K95,
     K_SUMMARIES,
@@ -449,15 +450,16 @@ add_budget_figure(
     + grid(**L16, model="s4d", vocab=1024, lr=1e-2, iterations=[10_000, 20_000]),
 )
 
-# -- Longer training: GRU with one learning rate for all encodings, LSTM with rates tuned at 4x;
-# S4D at 16x is unfinished
+# -- The end of training, a preregistered family: GRU with one learning rate for all encodings,
+# LSTM with rates tuned at 4x, S4D up to 16x
+END_OF_TRAINING_FAMILY = "The end of training"
 LONG_LSTM = dict(model="lstm", vocab=64, length=32, iterations=120_000)
 LONG_S4D = dict(model="s4d", vocab=256, length=32, iterations=160_000)
 add_figure(
     "longer-training-same-lr",
     "GRU at 4x: learning rate 3e-3 for all encodings",
     GRU_TRIALS_SAME_LR,
-    claims=[LONGER_TRAINING_CLAIM],
+    claims=[LONGER_TRAINING_CLAIM, Claim(END_OF_TRAINING_FAMILY)],
     plot=False,
 )
 add_figure(
@@ -476,9 +478,40 @@ add_figure(
     "longer-training-tuned",
     "LSTM at 4x: learning rates tuned at 4x",
     LSTM_TRIALS_TUNED_AT_4X,
-    claims=[LONGER_TRAINING_CLAIM],
+    claims=[LONGER_TRAINING_CLAIM, Claim(END_OF_TRAINING_FAMILY)],
     tuned=["lr"],
     plot=False,
+)
+LOG_RATIO_CONTRAST = Contrast(
+    "S4D: log (error without PE / error with PE), 16x minus 8x (paired)",
+    [dict(pe="none", iterations=160_000), dict(pe="sin", iterations=80_000)],
+    [dict(pe="sin", iterations=160_000), dict(pe="none", iterations=80_000)],
+    paired=True,
+    metric="log error",
+)
+add_figure(
+    "longer-training-s4d",
+    "S4D, trained for up to 160,000 iterations (16x)",
+    grid(
+        **LONG_S4D | dict(iterations=[10_000, 40_000, 80_000, 160_000]),
+        pe=NONE_AND_PE,
+        lr=2e-2,
+        seed=range(11, 15),
+    ),
+    metrics=ACCURACY_AND_LOG_ERROR,
+    summaries=SPEED_UPS,
+    contrasts=[
+        LOG_RATIO_CONTRAST,
+        Contrast(
+            "no PE: 16x minus 8x (paired)",
+            dict(pe="none", iterations=160_000),
+            dict(pe="none", iterations=80_000),
+            paired=True,
+            metric="token accuracy",
+        ),
+    ],
+    claims=[Claim(END_OF_TRAINING_FAMILY, "log error", {}, LOG_RATIO_CONTRAST)],
+    x="iterations",
 )
 GRU_CONTRAST, LSTM_CONTRAST = (no_pe_minus_pe(m, 120_000, 30_000) for m in ("gru", "lstm"))
 add_figure(
