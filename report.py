@@ -33,13 +33,14 @@ import numpy as np
 import bench
 from beyond import Beyond
 from common import UsageError
+from custom_encoding import CustomEncoding
 from lm_shakespeare import Shakespeare
 from rarity import Rarity
 from stability import Stability
 from suite.figures import Result, as_metric, finished_results
 from suite.tables import claims_of, claims_table, contrast_table, make_caption, means_table
 
-TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity]
+TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity, CustomEncoding]
 LEGEND = """\
 Means over seeds; ± and [ ] are 95% CIs (Student's t, n >= 3). Differences: Welch's t-test
 (paired where marked), p uncorrected. Censored values lie outside the tested range, and are

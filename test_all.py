@@ -1589,9 +1589,9 @@ def readme_cells(results, **flags):
 
 
 def test_readme_numbers_match_committed_results():
-    def load(figure):
+    def load(figure, task_class=beyond.Beyond):
         args = argparse.Namespace(scale="desk", out=HERE / "results", task_argv=[])
-        return report.load_results(beyond.Beyond, figure, args)
+        return report.load_results(task_class, figure, args)
 
     names = "fig2-all-seeds longer-training-same-lr longer-training-tuned longer-training"
     short, gru, lstm, s4d = map(load, names.split())
@@ -1601,6 +1601,9 @@ def test_readme_numbers_match_committed_results():
         first = readme_cells(short, model=model, vocab=cell.vocab)
         last = f"{cell.multiples[-1]}x|{readme_cells(long[model])}"
         assert f"|{model.upper()}, K = {cell.vocab}|1x|{first}|\n||{last}|" in README
+    trials = matching(load("square", report.CustomEncoding), dict(pe="square"))
+    mean = np.mean([trial.values["token accuracy"] for trial in trials])
+    assert f"square waves reach [{mean:.0%}]" in README
 
 
 def test_numbers_in_the_text_are_in_generated_tables():
