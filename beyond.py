@@ -507,7 +507,6 @@ add_figure(
             dict(pe="none", iterations=160_000),
             dict(pe="none", iterations=80_000),
             paired=True,
-            metric="token accuracy",
         ),
     ],
     claims=[Claim(END_OF_TRAINING_FAMILY, "log error", {}, LOG_RATIO_CONTRAST)],

@@ -255,11 +255,9 @@ def trial_folder(task_class, args, config, defaults):
 
 # -- Trials of a figure
 def trials_of_figure(task_class, given, figure_name):
-    """Return the jobs.Jobs of a figure, or of all if its name is None, without duplicates.
+    """Return the Jobs of a figure, or of all if its name is None, without duplicates.
 
-    A command-line flag that the figure also sets selects the trials with this value. Other
-    flags are added to all trials, and --seed replaces the figure's seeds. --index selects one
-    trial.
+    FIGURE_RULES says how the given flags apply. --index selects one trial.
     """
     scale, trials = given.get("scale", "paper"), {}
     names = [figure_name] if figure_name else task_class.figures
