@@ -1579,12 +1579,12 @@ def test_results_page_is_up_to_date():
 
 
 def readme_cells(results, **flags):
-    """README's table cells: mean token accuracies of no PE, the control and PE."""
+    """README's table cells: token accuracy of no PE, the control and PE in %, with 95% CIs"""
     cells = []
     for pe in WITH_CONSTANT:
         found = matching(results, dict(pe=pe, **flags))
-        accuracies = [result.values["token accuracy"] for result in found]
-        cells.append(f"{np.mean(accuracies):.0%}")
+        accuracy = stats.estimate([[100 * result.values["token accuracy"] for result in found]])
+        cells.append(f"{accuracy.value:.1f} ±{accuracy.margin:.1f}")
     return "|".join(cells)
 
 
@@ -1610,45 +1610,36 @@ def test_numbers_in_the_text_are_in_generated_tables():
     assert not [x for x in numbers if x not in generated]
 
 
-def count_supported(family, min_vocab=0):
-    """-> "supported of all" claims of a post hoc family in RESULTS.md"""
-    rows = RESULTS.partition(f"Post hoc: {family}** ")[2].partition("\n**")[0].splitlines()
+def count_outcomes(family, min_vocab=0):
+    """Count a family's supported, contradicted and inconclusive claims in RESULTS.md."""
+    rows = RESULTS.partition(f": {family}** ")[2].partition("\n**")[0].splitlines()
     outcomes = [
         row.split(" | ")[-1]
         for row in rows
         if "](#" in row and int((re.findall(r"K = (\d+)", row) or [0])[0]) >= min_vocab
     ]
-    return f"{outcomes.count('supported |')} of {len(outcomes)}"
+    return [outcomes.count(f"{x} |") for x in ("supported", "contradicted", "inconclusive")]
 
 
 def test_readme_claims_match_results_page():
-    sections = {}
-    for text in re.split(r"\n#+ ", RESULTS):
-        heading = text.partition("\n")[0].lower()
-        sections[re.sub(r"[^\w -]", "", heading).replace(" ", "-")] = text
-    rows = [row for row in re.findall(r"(?m)^\|(.*)\|$", README) if "(RESULTS.md#" in row]
-    assert len(rows) == 13
-    counts = {}
-    for row in rows:
-        claim, count, ours = row.split("|")
-        counts[claim.partition(" (")[0]] = count
-        linked = "".join(sections[link] for link in re.findall(r"RESULTS.md#(.*?)\)", row))
-        found = re.findall(r"\d+\.\d+", linked)
-        known = {
-            f"{float(x) * scale:.{n}f}" for x in found for scale in (1, 100) for n in range(4)
-        }
-        known |= set(re.findall(r"\d+", linked))  # K, L, n
-        ours = re.sub(r"\(.*?\)", "", ours)
-        assert known >= set(re.findall(r"\d+\.?\d*", ours)), row
+    rows = re.findall(r"(?m)^\|\[(.*)\]\(RESULTS.*\|(\d+).*\|(\d+).*\|(\d+)\|$", README)
+    counts = {claim: list(map(int, count)) for claim, *count in rows}
     families = {
         "PE helps at K = 32 to 16384": ("PE helps reversal", 32),
         "PE raises the largest K with 95% accuracy": ("PE raises K95",),
         "PE helps delayed addition": ("PE helps delayed addition",),
         "PE helps sorting slightly": ("PE helps sorting",),
+        "PE helps predecessor queries": ("PE helps predecessor queries",),
+        "PE helps with variable length": ("PE helps at variable length",),
     }
     for claim, family in families.items():
-        assert counts[claim] == count_supported(*family), claim
-    assert f"[{count_supported('PE helps reversal').partition(' ')[0]} of these 21]" in README
+        assert counts[claim] == count_outcomes(*family), claim
+    supported, contradicted, inconclusive = count_outcomes("more training without PE beats PE")
+    claim = "More training or larger batches cannot replace PE"
+    assert counts[claim] == [contradicted, supported, inconclusive]
+    outcomes = count_outcomes("PE helps reversal")
+    assert f"We tested {sum(outcomes)} settings" in README
+    assert f"PE helps in [{outcomes[0]}](" in README
 
 
 def test_readme_example_matches_committed_results():
