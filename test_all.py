@@ -1593,16 +1593,21 @@ def test_readme_numbers_match_committed_results():
         args = argparse.Namespace(scale="desk", out=HERE / "results", task_argv=[])
         return report.load_results(beyond.Beyond, figure, args)
 
-    names = "fig2-all-seeds longer-training-same-lr longer-training-tuned longer-training"
-    short, gru, lstm, s4d = map(load, names.split())
-    s4d = [matching(s4d, dict(model="s4d", iterations=n)) for n in (10_000, 80_000)]
-    trials = dict(gru=(short, gru), lstm=(short, lstm), s4d=s4d)
-    for model, cell in beyond.LONG_RUNS.items():
-        first, last = (readme_cells(x, model=model, vocab=cell.vocab) for x in trials[model])
-        rows = (
-            f"|{model.upper()}, K = {cell.vocab}|1x|{first}|\n||{cell.multiples[-1]}x|{last}|"
+    short, short_l16 = load("fig2-all-seeds"), load("fig2-l16")
+    names = "longer-training-same-lr longer-training-tuned longer-training fig2-l16-2x"
+    gru, lstm, s4d, l16 = map(load, names.split())
+    for first, last, multiple, setting, flags in (
+        (short, gru, 4, "GRU, K = 32", dict(model="gru", vocab=32)),
+        (short, lstm, 4, "LSTM, K = 64", dict(model="lstm", vocab=64)),
+        (short, s4d, 8, "S4D, K = 256", dict(model="s4d", vocab=256)),
+        (short_l16, l16, 2, "GRU, K = 256, L = 16", dict(model="gru", vocab=256)),
+    ):
+        iterations = multiple * (10_000 if flags["model"] == "s4d" else 30_000)
+        first, last = (
+            readme_cells(first, **flags),
+            readme_cells(last, **flags, iterations=iterations),
         )
-        assert rows in README
+        assert f"|{setting}|1x|{first}|\n||{multiple}x|{last}|" in README
 
 
 def test_numbers_in_the_text_are_in_generated_tables():
@@ -1638,7 +1643,7 @@ def test_readme_claims_match_results_page():
     for claim, family in families.items():
         assert counts[claim] == count_outcomes(*family), claim
     supported, contradicted, inconclusive = count_outcomes("more training without PE beats PE")
-    claim = "More training or larger batches cannot replace PE"
+    claim = "Two to eight times the data cannot replace PE"
     assert counts[claim] == [contradicted, supported, inconclusive]
     outcomes = count_outcomes("PE helps reversal")
     assert f"We tested {sum(outcomes)} settings" in README
