@@ -6,12 +6,12 @@
     python report.py runs > trials.csv                 # a row per finished trial in a folder
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 
-Without SCRIPT, tables of all scripts are printed. Flags of SCRIPT, such as --model, select
-trials (for figures and scales, see python SCRIPT --help). With FOLDER, its finished trials are
-printed as CSV, without columns that have a single value. Plots are written to OUT/figures.
-Tables and plots show means over seeds with 95% confidence intervals (Student's t). Tables also
-show differences, such as PE - no PE, with 95% confidence intervals and two-sided, uncorrected
-p-values (Welch's t-test, or a paired one where marked).
+Without SCRIPT, tables of all scripts are printed. Flags of SCRIPT, such as --model, work as
+with its --all (see python SCRIPT --help, also for figures and scales). With FOLDER, its
+finished trials are printed as CSV, without columns in which all values are equal. Plots are
+written to OUT/figures. Tables and plots show means over seeds with 95% confidence intervals
+(Student's t). Tables also show differences, such as PE - no PE, with 95% confidence intervals
+and two-sided, uncorrected p-values (Welch's t-test, or a paired one where marked).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch
@@ -41,10 +41,11 @@ from suite.figures import Result, as_metric, finished_results
 from suite.tables import claims_of, claims_table, contrast_table, make_caption, means_table
 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity, CustomEncoding]
-LEGEND = """\
-Means over seeds; ± and [ ] are 95% CIs (Student's t, n >= 3). Differences: Welch's t-test
-(paired where marked), p uncorrected. Censored values lie outside the tested range, and are
-averaged as its nearest end."""
+LEGEND = {  # explanations of what a table contains
+    "±": "Means over seeds; ± and [ ] are 95% CIs (Student's t, n >= 3).\n"
+    "Differences: Welch's t-test (paired where marked), p uncorrected.",
+    "censored": "Censored values lie outside the tested range and count as its nearest end.",
+}
 DELIMITERS = [  # of the generated parts of RESULTS.md
     "<!-- claims: made by python report.py --write, do not edit -->",
     "<!-- end of claims -->",
@@ -335,7 +336,8 @@ def print_tables(args, script="", *names):
                 )
     if not lines:
         raise error
-    print(LEGEND, *lines, sep="\n")
+    legend = [text for sign, text in LEGEND.items() if any(sign in line for line in lines)]
+    print(*legend, *lines, sep="\n")
     if args.brief:
         argv = [Path(sys.argv[1]).name, *sys.argv[2:]]
         argv.remove("--brief")

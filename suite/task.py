@@ -55,7 +55,12 @@ def parse_bands(text):
 
 
 FLAGS = [
-    Flag("model", "lstm", "recurrent layer (s4d: state-space model)", choices=common.LAYERS),
+    Flag(
+        "model",
+        "lstm",
+        "recurrent layer (s4d: a state-space model; mingru: an example)",
+        choices=common.LAYERS,
+    ),
     Flag("pe", "sin", "positional encoding", choices=common.ENCODINGS),
     Flag("vocab", 16384, "vocabulary size, K", at_least=2, below=10_000_000),
     Flag("length", 64, "input length, L", at_least=1, below=5000),
@@ -106,15 +111,15 @@ FLAGS = [
     Flag(
         "amplitude",
         None,
-        "Euclidean norm of each encoding vector (default: 1); for ramp, at the last time step; "
-        "for learned, initial RMS norm (default: sqrt(--embed))",
+        "Euclidean norm of each encoding vector (for ramp: of the last one; for learned: RMS "
+        "norm before training) (default: 1; for learned: sqrt(--embed))",
         float,
     ),
     Flag(
         "bands",
         "0:1",
-        "for --pe sin or shuffled, range of frequencies to keep, from the highest (0) to the "
-        "lowest (1): 0:0.5 zeroes the lower half",
+        "for --pe sin or shuffled, the frequencies to keep, from the highest (0) to the lowest "
+        "(1): 0:0.5 keeps the higher half",
         parse_bands,
     ),
     Flag("beta1", 0.9, "Adam's beta1", below=1),
