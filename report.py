@@ -6,6 +6,10 @@
     python report.py runs > trials.csv                 # a row per finished trial in a folder
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 
+SCRIPT is one of reverse.py, dual_frequency.py, variable_length.py, sort.py, delayed_add.py,
+predecessor.py, lm_wikitext.py, stability.py, lm_shakespeare.py, beyond.py, rarity.py and
+custom_encoding.py.
+
 Without SCRIPT, tables of all scripts are printed. Flags of SCRIPT, such as --model, work as
 with its --all (see python SCRIPT --help, also for figures and scales). With FOLDER, its
 finished trials are printed as CSV, without columns in which all values are equal. Plots are
@@ -43,7 +47,8 @@ from suite.tables import claims_of, claims_table, contrast_table, make_caption, 
 TASKS = [*bench.PAPER_TASKS, Stability, Shakespeare, Beyond, Rarity, CustomEncoding]
 LEGEND = {  # explanations of what a table contains
     "±": "Means over seeds; ± and [ ] are 95% CIs (Student's t, n >= 3).\n"
-    "Differences: Welch's t-test (paired where marked), p uncorrected.",
+    "Differences: Welch's t-test, p uncorrected.",
+    "(paired)": "Differences marked (paired): paired t-test.",
     "censored": "Censored values lie outside the tested range and count as its nearest end.",
 }
 DELIMITERS = [  # of the generated parts of RESULTS.md
@@ -332,7 +337,7 @@ def print_tables(args, script="", *names):
             else:
                 error = UsageError(
                     f"{args.out} has no finished trials at --scale {args.scale} "
-                    "(RESULTS.md uses --scale desk --out results)"
+                    "(for the results in this repository: --scale desk --out results)"
                 )
     if not lines:
         raise error

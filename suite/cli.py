@@ -73,9 +73,9 @@ EXECUTION_FLAGS = [
 EXECUTION_FLAGS = [flag._replace(identifies_trial=False) for flag in EXECUTION_FLAGS]
 
 FIGURE_RULES = """\
-Flags in the commands that --list prints, such as --model, select trials: --model gru keeps
-only the GRUs. Any other flag, such as --clip, changes all trials. --seed replaces the figure's
-seeds. FIGURE defaults to all figures."""
+If the figure's commands (see --list) set a flag, it selects trials: --model gru keeps only the
+GRUs. If they do not, it changes all trials: --clip 0 trains all without clipping. --seed
+replaces the figure's seeds. FIGURE defaults to all figures."""
 EXIT_CODES = """
 exit codes: 0 done, 1 failed, 2 invalid flags, 3 training diverged, 73 folder deleted or used
 by another process, 75 or 130 interrupted (run again to resume)"""

@@ -58,7 +58,7 @@ FLAGS = [
     Flag(
         "model",
         "lstm",
-        "recurrent layer (s4d: a state-space model; mingru: an example)",
+        "recurrent layer (s4d: a state-space model; mingru: an example of a new layer)",
         choices=common.LAYERS,
     ),
     Flag("pe", "sin", "positional encoding", choices=common.ENCODINGS),
