@@ -6,16 +6,13 @@
     python report.py runs > trials.csv                 # a row per finished trial in a folder
     python report.py --write RESULTS.md                # update RESULTS.md's tables
 
-SCRIPT is one of reverse.py, dual_frequency.py, variable_length.py, sort.py, delayed_add.py,
-predecessor.py, lm_wikitext.py, stability.py, lm_shakespeare.py, beyond.py, rarity.py and
-custom_encoding.py.
-
-Without SCRIPT, tables of all scripts are printed. Flags of SCRIPT, such as --model, work as
-with its --all (see python SCRIPT --help, also for figures and scales). With FOLDER, its
-finished trials are printed as CSV, without columns in which all values are equal. Plots are
-written to OUT/figures. Tables and plots show means over seeds with 95% confidence intervals
-(Student's t). Tables also show differences, such as PE - no PE, with 95% confidence intervals
-and two-sided, uncorrected p-values (Welch's t-test, or a paired one where marked).
+SCRIPT is any script with figures, such as sort.py or beyond.py. Without it, tables of all
+scripts are printed. Flags of SCRIPT, such as --model, work as with its --all (see python SCRIPT
+--help, also for figures and scales). With FOLDER, its finished trials are printed as CSV,
+without columns in which all values are equal. Plots are written to OUT/figures. Tables and
+plots show means over seeds with 95% confidence intervals (Student's t). Tables also show
+differences, such as PE - no PE, with 95% confidence intervals and two-sided, uncorrected
+p-values (Welch's t-test, or a paired one where marked).
 """
 
 from suite import cli, files, plots  # isort: skip # before PyTorch
